@@ -35,6 +35,10 @@ from foredraft.engine.policy import Constant, Policy, Throughput
 from foredraft.engine.request import Sequence
 
 DRAFTERS = ("eagle3", "eagle1", "draft_model", "medusa", "prompt_lookup")
+LENGTHS = (1, 2, 3, 4, 5, 7, 11, 15, 23, 31, 47, 63)
+NODES = (1, 3, 5, 7, 11, 15, 23, 31, 47, 63)
+"""Fixed sizes, up to the drafter's maximum: lengths of chains, node counts of scored trees. With the root added, most
+equal a node count of CPU forwards."""
 TRIED, BEHIND = 512, 0.12
 """After so many tokens a size ends that is behind the best size by this share; so one size that drafts is left."""
 
@@ -90,9 +94,10 @@ def arms_of(plain: Generator, spec: AnyDrafter) -> list[Arm]:
     if not isinstance(policy, Throughput):
         return arms
     fixed: dict[str, Policy] = {}
-    for size in policy.sizes[1:]:
+    most = needs.max_nodes if needs.scored else needs.longest
+    for size in sorted({most, *(size for size in (NODES if needs.scored else LENGTHS) if size < most)}):
         length = needs.longest if needs.scored else size
-        fixed[str(size)] = Constant(length, policy.confidence, nodes=size if needs.scored else 0)
+        fixed[str(size)] = Constant(length, nodes=size if needs.scored else 0)
     return arms + [Arm(name, foredraft.load(plain, spec, policy=each)) for name, each in fixed.items()]
 
 

@@ -20,8 +20,9 @@ from foredraft.core.drafter import Needs, Plan, View
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.tree import PAD, TokenTree
 from foredraft.core.verify import DEFAULT, RULES
+from foredraft.core.worth import DraftNodes
 from foredraft.engine.policy import Calibrated, Constant, Heuristic, OffFrom, Policy, Throughput
-from foredraft.engine.step import RowStep, StepDone
+from foredraft.engine.step import RowStep, StepDone, nodes_of, selected
 from oracle import Draws, EnumeratingRng, Table, grow, random_table, total_variation, true_law
 
 V, LENGTH, DEEPEST = 2, 4, 2
@@ -69,7 +70,7 @@ def _ended(draws: Draws, gone: Callable[[Tensor], Tensor]) -> Draws:
 
 
 def picked(p: Table, q: Table, plan: Plan) -> Draws:
-    """The likeliest nodes of the whole tree, as many as the plan says, with their scores."""
+    """The likeliest nodes of the whole tree, as many as the plan says and as pay, with their scores."""
     paths = [path for depth in range(1, plan.length + 1) for path in itertools.product(range(V), repeat=depth)]
     chances = {(): 1.0}
     for path in paths:
@@ -79,9 +80,12 @@ def picked(p: Table, q: Table, plan: Plan) -> Draws:
     tokens = torch.tensor([[0, *(path[-1] for path in best)]])
     parents = torch.tensor([[-1, *(numbers[path[:-1]] for path in best)]])
     scores = torch.tensor([[0.0, *(math.log(chances[path]) for path in best)]])
-    at = [p[len(path)][place(path)] for path in numbers]
+    at = torch.stack([p[len(path)][place(path)] for path in numbers])[None]
     draft = Draft(TokenTree(tokens, parents, depth=plan.length), Law.FIXED, scores=scores)
-    return Draws(draft, torch.ones(1, dtype=torch.float64), torch.stack(at)[None])
+    if plan.worth is not None:
+        (kept,) = plan.worth.keep(nodes_of(draft))
+        draft, at = selected(draft, [kept]), at[:, kept]
+    return Draws(draft, torch.ones(1, dtype=torch.float64), at)
 
 
 CHAIN, TREE = Needs(max_nodes=2), Needs(max_nodes=6, max_depth=2, scored=True)
@@ -90,25 +94,26 @@ CASES: dict[str, tuple[Callable[[], Policy], Drafted, float]] = {
     "unsure": (lambda: Constant(2, confidence=0.45), chain, CHEAP),
     "heuristic": (lambda: Heuristic(1, confidence=0.3, longest=2), chain, CHEAP),
     "calibrated": (lambda: Calibrated(2, 0.3), chain, CHEAP),
-    "off from": (lambda: OffFrom(ready(CHAIN, 0.4, 0.4), 2), chain, CHEAP),
-    "throughput": (lambda: ready(CHAIN, 0.1, 0.4), chain, CHEAP),
-    "throughput, dear": (lambda: ready(CHAIN, 0.5), chain, DEAR),
-    "throughput of trees": (lambda: ready(TREE, 0.1), picked, CHEAP),
-    "throughput of trees, dear": (lambda: ready(TREE, 0.5), picked, DEAR),
+    "off from": (lambda: OffFrom(ready(CHAIN, CHEAP), 2), chain, CHEAP),
+    "throughput": (lambda: ready(CHAIN, CHEAP), chain, CHEAP),
+    "throughput, dear": (lambda: ready(CHAIN, DEAR), chain, DEAR),
+    "throughput of trees": (lambda: ready(TREE, CHEAP), picked, CHEAP),
+    "throughput of trees, dear": (lambda: ready(TREE, DEAR), picked, DEAR),
 }
 
 
-def ready(needs: Needs, more: float, confidence: float = 0.0) -> Throughput:
-    """One that has timed all sizes, so that what was drawn and accepted decides from the first step on.
+def ready(needs: Needs, level: float) -> Throughput:
+    """One that knows enough for what was drawn and accepted to decide from the first step on: drafting pays as much as
+    plain decoding, and two tokens as much as one.
 
     Args:
-        more: what the smallest draft takes beyond a plain step, as a share of it; larger ones take a little more.
+        level: seconds of a drafted level.
     """
-    policy = Throughput(needs, confidence)
-    policy.HOLD = 1  # each step may decide anew
-    sizes = policy.state()["sizes"]
-    seconds = [1.0 + (more + 0.1 * size if size else 0.0) for size in sizes]
-    policy.restore({"sizes": sizes, "seconds": {"1/2": seconds}, "accepted": {}})
+    policy = Throughput(needs)
+    policy.FIRST, policy.OFTEN = 0, 100  # no trials
+    forward = {"1": 1.0, "2": 1.1, "4": 1.3, "8": 1.7}
+    pace = {"forward": forward, "level": level, "tokens": 2.0, "seconds": 2.0, "curve": [0.0, 0.5, 0.62]}
+    policy.restore({"weights": {"2": [0.0, 1.0, 0.0, 0.0]}, "paces": {"1/2": pace}})
     return policy
 
 
@@ -131,14 +136,12 @@ def results(draws: Draws) -> dict[tuple, float]:
         for row in (~coins.open).nonzero()[:, 0].tolist():
             valid = tree.valid[row, 1:]
             drafted = int(valid.sum())
-            own = () if scores is None else tuple(scores[row, 1:][valid].tolist())
-            order = sorted(range(len(own)), key=lambda i, own=own: -own[i])
-            path = [node for node in verdict.path[row, 1:].tolist() if node >= 0]
-            last = path[-1] if path else 0
-            ranks = tuple(1 + order.index(node - 1) for node in path) if own and draws.draft.law is Law.FIXED else ()
-            refused = bool((tree.parents[row] == last).any())
+            path = tuple(node for node in verdict.path[row, 1:].tolist() if node >= 0)
+            nodes = DraftNodes(
+                tuple(tree.parents[row].tolist()), None if scores is None else tuple(scores[row].tolist())
+            )
             depth = tree.depth if not tree.linear else drafted
-            key = (tuple(emitted[row][: counts[row]]), drafted, min(depth, drafted), ranks, refused, own)
+            key = (tuple(emitted[row][: counts[row]]), drafted, min(depth, drafted), path, nodes)
             found[key] = found.get(key, 0.0) + float(draws.weights[row])
         row, option = torch.where(coins.open[:, None], coins.options, 0.0).nonzero(as_tuple=True)
         scripts = torch.cat([scripts[row], option[:, None]], 1)
@@ -157,7 +160,7 @@ def law(
     """
 
     def planned(policy: Policy, text: tuple[int, ...]) -> tuple[View, Plan]:
-        seen = tiny.view([[0, *text]], SamplingParams(temperature=1.0), V)
+        seen = replace(tiny.view([[0, *text]], SamplingParams(temperature=1.0), V), draws=drafted is not picked)
         return seen, policy.plan(seen, [max(min(DEEPEST, LENGTH - len(text) - 1), 0)])
 
     total = torch.zeros(V**LENGTH, dtype=torch.float64)
@@ -169,12 +172,12 @@ def law(
             total[place(branch.text[:LENGTH])] += branch.weight
             continue
         seen, plan = branch.following or planned(branch.policy, branch.text)
-        plans.add((plan.length, plan.nodes))
         laws = after(p, branch.text), after(q, branch.text)
         draws = drafted(*laws, plan) if plan.length else grow([-1], Law.CHAIN, *laws)
-        for (emitted, nodes, depth, ranks, refused, scores), weight in results(draws).items():
+        plans.add((plan.length, draws.draft.tree.tokens.shape[1]))
+        for (emitted, drafted_nodes, depth, path, nodes), weight in results(draws).items():
             own = copy.deepcopy(branch.policy)
-            row = RowStep(list(emitted), nodes, depth, len(emitted) - 1, True, ranks, refused, scores)
+            row = RowStep(list(emitted), drafted_nodes, depth, len(emitted) - 1, True, path, nodes)
             text = (*branch.text, *emitted)
             following = planned(own, text) if ahead else None
             own.observe(seen, plan, StepDone([row], EMPTY, None, level * depth, 1.0, depth))

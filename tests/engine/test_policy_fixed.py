@@ -14,6 +14,7 @@ from foredraft.core.draft import Law
 from foredraft.core.drafter import Needs, Plan
 from foredraft.core.errors import OptionError
 from foredraft.core.options import DrafterOptions
+from foredraft.core.worth import DraftNodes
 from foredraft.engine.cost_model import CostTable, measure_costs
 from foredraft.engine.policy import Calibrated, Constant, Heuristic, OffFrom, Policy, Throughput, policy_for
 from foredraft.engine.policy.fixed import best_threshold
@@ -22,7 +23,8 @@ from foredraft.engine.step import RowStep, StepDone
 
 def done(*rows: tuple[int, int], scores: tuple[float, ...] = ()) -> StepDone:
     """Rows of (drafted depth, accepted)."""
-    steps = [RowStep([0] * (accepted + 1), depth, depth, accepted, True, scores=scores) for depth, accepted in rows]
+    nodes = DraftNodes(range(-1, len(scores)), (0.0, *scores))
+    steps = [RowStep([0] * (accepted + 1), depth, depth, accepted, True, nodes=nodes) for depth, accepted in rows]
     return StepDone(steps, EMPTY, None, 0.0, 0.0)
 
 
@@ -117,20 +119,20 @@ def test_the_engine_tells_the_whole_time_of_each_step():
 
 
 def test_what_a_generator_has_learned_stays():
-    generator = load("sample", "prompt_lookup", device="cpu")
+    generator = load("sample", "eagle3", device="cpu")
     for _ in range(2):
         generator.generate("one two three one two", max_new_tokens=24, eos_token_id=())
     policy = generator.engine.policy
     assert isinstance(policy, Throughput)
     state = policy.state()
-    assert state["seconds"]["1/0"][0] > 0 and any(state["accepted"]["0"][1])
+    assert state["paces"]["1/0"]["forward"]["1"] > 0 and state["weights"]["0"] != [0.0, 1.0, 0.0, 0.0]
     generator.close()
 
 
 def test_a_check_drafts_always_and_leaves_what_was_asked_for():
     generator = load("sample", "draft_model,num_assistant_tokens=3", device="cpu")
     draft_always(generator)
-    assert generator.engine.policy.plan(view(0), [9]) == Plan((3,), 0.4)
+    assert generator.engine.policy.plan(view(0), [9]) == Plan((3,))
     generator.engine.policy = asked = Heuristic(2)
     draft_always(generator)
     assert generator.engine.policy is asked

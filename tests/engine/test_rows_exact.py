@@ -18,6 +18,7 @@ import tiny
 from foredraft.core.drafter import Plan, View
 from foredraft.core.rng import Stream
 from foredraft.core.sampling.params import SamplingParams
+from foredraft.core.worth import DraftNodes
 from foredraft.drafters.none import NoDrafter
 from foredraft.engine.policy import Constant, Policy
 from foredraft.engine.step import RowStep, StepDone
@@ -97,8 +98,8 @@ class Row:
 
     def _end(self, said: tuple[int, ...], planned: int, accepted: int) -> RowStep:
         self.output += said
-        scores = (-0.5,) * planned
-        return RowStep(list(said), planned, planned, accepted, True, (), accepted < planned, scores)
+        nodes = DraftNodes(range(-1, planned), [-0.5 * node for node in range(planned + 1)])
+        return RowStep(list(said), planned, planned, accepted, True, range(1, accepted + 1), nodes)
 
 
 def at(table: Table, text: tuple[int, ...]) -> list[float]:
@@ -123,7 +124,7 @@ def run(rows: tuple[Row, Row], policy: Policy, p: Table, q: Table, numbers: Numb
 def together(batch: Sequence[Row]) -> View:
     """What the policy sees: the rows, how long they are, and that they are sampled."""
     view = tiny.view([[0, *row.output] for row in batch], SamplingParams(temperature=1.0), V)
-    return replace(view, rows=tuple(row.number for row in batch))
+    return replace(view, rows=tuple(row.number for row in batch), draws=True)
 
 
 def law(make: Callable[[], Policy], streams: tuple[int, int], p: Table, q: Table) -> list[torch.Tensor]:

@@ -14,6 +14,7 @@ from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Plan, View
 from foredraft.core.transfer import HostCopy
 from foredraft.core.tree import TokenTree
+from foredraft.core.worth import Features, Worth
 from foredraft.drafters.eagle3 import Eagle3Drafter
 from foredraft.engine.policy import Constant
 from foredraft.engine.state import Batch
@@ -120,15 +121,34 @@ def ranked_step(right: int, scores: list[float]) -> RowStep:
     return done.rows[0]
 
 
-def test_ranks_count_from_the_likeliest():
-    """Ties go to the node that stands first; padding has no rank, whatever its score."""
-    for right, scores, ranks, refused in (
-        (2, [-1.0, -2.0, -3.0, -4.0], (1, 3), False),
-        (2, [-2.0, -1.0, -2.0, -4.0], (2, 3), False),
-        (2, [-1.0, -1.0, -1.0, -1.0], (1, 3), False),
-        (2, [-3.0, -1.0, -4.0, -3.5], (2, 4), False),
-        (1, [-1.5, -1.0, -2.0, -4.0], (2,), True),
-        (0, [-1.0, -2.0, -3.0, -4.0], (), True),
-    ):
-        done = ranked_step(right, scores)
-        assert (done.accepted, done.ranks, done.refused) == (right, ranks, refused)
+def test_the_host_learns_the_accepted_path_and_the_nodes_with_their_scores():
+    """Scores are rounded to millionths; padding keeps its place."""
+    for right, path in ((2, [1, 3]), (1, [1]), (0, [])):
+        done = ranked_step(right, [-1.0, -2.5, -3.0000004, -4e9])
+        assert done.accepted == len(path) and list(done.path) == path
+        assert done.nodes.parents == [-1, 0, 0, 1, 1, -2]
+        assert done.nodes.scores == [0.0, -1.0, -2.5, -3.0, -1e4, 9.0]
+
+
+# The nodes that pay.
+
+
+def test_a_draft_is_cut_to_the_nodes_that_pay_and_the_output_stays():
+    """All nodes of the tree but the right ones go, and parents are numbered anew."""
+    target = runs.model(vocab_size=16)
+    truth = tiny.generator(target).generate(PROMPT, max_new_tokens=8).tokens
+    tokens = [(truth[0] + 1) % 16, truth[0], (truth[1] + 1) % 16, truth[1], truth[2]]
+    scores = torch.tensor([[0.0, -3.0, -0.01, -4.0, -0.02, -0.03, 0.0]])
+    worth = Worth(Features(0.0, 1.0, 0.0, 0.0), 0.5, (0.5,), {1: 0.0, 4: 0.5, 8: 5.0})
+
+    def propose(view: View, plan: Plan) -> Draft:
+        filled = torch.tensor([[int(view.roots), *tokens, 0]])
+        parents = torch.tensor([[-1, 0, 0, 1, 2, 4, -2]])
+        return Draft(TokenTree(filled, parents, depth=3), Law.FIXED, scores=scores)
+
+    plans = iter([Plan((3,), worth=worth)])
+    policy = tiny.ScriptedPolicy(lambda view, limits: next(plans, Plan((0,))))
+    generator = tiny.generator(target, tiny.ScriptedDrafter(propose), policy)
+    assert generator.generate(PROMPT, max_new_tokens=8).tokens == truth
+    (row,) = policy.observed[0][1].rows
+    assert row.nodes.parents == [-1, 0, 1, 2] and list(row.path) == [1, 2, 3] and row.emitted == truth[:4]

@@ -98,7 +98,7 @@ def draft_always(generator: Generator) -> None:
     """Draft the full length in every step, so that the check covers drafts and is reproducible."""
     policy = generator.engine.policy
     if isinstance(policy, Throughput):
-        generator.engine.policy = Constant(generator.engine.drafter.needs.longest, policy.confidence)
+        generator.engine.policy = Constant(generator.engine.drafter.needs.longest)
 
 
 def check_identity(

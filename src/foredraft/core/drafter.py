@@ -15,6 +15,7 @@ from foredraft.core.errors import DrafterError, ForedraftError, first_line
 from foredraft.core.rng import Noise
 from foredraft.core.sampling.warp import Warp
 from foredraft.core.transfer import to_device
+from foredraft.core.worth import Worth
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class Needs:
     the options' law. ``learns``: drafts depend on other requests. ``shares_text``: drafts may hold text of other
     requests. ``target_cache``: it drafts in the target's KV cache, which then holds committed tokens only. ``ahead``:
     it can draft for rows whose lengths only the device knows (see ``View.slack``), and so before the last step was read
-    back.
+    back. ``whole``: some nodes are no guesses but are read for the drafter, so its drafts are verified whole.
     """
 
     hidden_layers: tuple[int, ...] = ()
@@ -52,6 +53,7 @@ class Needs:
     shares_text: bool = False
     target_cache: bool = False
     ahead: bool = False
+    whole: bool = False
 
     def states(self, hidden: Mapping[int, Tensor]) -> dict[int, Tensor]:
         """The hidden states that it reads, of those of several layers: others may be tapped for other users."""
@@ -73,12 +75,14 @@ class Plan:
     ``nodes``: for scored drafters, the most drafted nodes per row; the likeliest are kept (0: no limit).
     ``level_worth``: for scored drafters, do not expand a level whose parents' probabilities sum to less than this
     over all rows.
+    ``worth``: verify only the nodes that pay, where reading the draft is free; see ``Worth``.
     """
 
     lengths: tuple[int, ...]
     confidence: float = 0.0
     nodes: int = 0
     level_worth: float = 0.0
+    worth: Worth | None = None
     _on: dict[torch.device, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def on(self, device: torch.device) -> Int[Tensor, "B"]:

@@ -130,6 +130,7 @@ class Bandit(CompositeDrafter):
         self.needs = Needs(
             learns=True,
             shares_text=any(each.shares_text for each in needs),
+            whole=any(each.whole for each in needs),
             hidden_layers=tuple(sorted({layer for each in needs for layer in each.hidden_layers})),
             max_nodes=max(each.max_nodes for each in needs),
             max_depth=max(each.longest for each in needs),

@@ -94,7 +94,9 @@ class Lookahead(Rewindable):
         self._options = options
         width, levels = options.window_size, options.ngram_size - 1
         learns = self._shared and options.guess_set_size > 0
-        self.needs = Needs(max_nodes=options.nodes, max_depth=options.depth, learns=learns, shares_text=learns)
+        self.needs = Needs(
+            max_nodes=options.nodes, max_depth=options.depth, learns=learns, shares_text=learns, whole=True
+        )
         self._pool: NgramPool | None = None
         if options.guess_set_size:
             self._pool = NgramPool(options.ngram_size, options.guess_set_size, options.pool_size, device)

@@ -89,6 +89,7 @@ class Relay(CompositeDrafter, Rewindable):
             law=Law.CHAIN if self._draws else Law.FIXED,
             learns=any(part.drafter.needs.learns for part in parts),
             shares_text=any(part.drafter.needs.shares_text for part in parts),
+            whole=any(part.drafter.needs.whole for part in parts),
             target_cache=parts[0].drafter.needs.target_cache,
         )
         self._vocab_size = vocab_size

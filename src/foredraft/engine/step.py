@@ -1,7 +1,7 @@
 """One decoding step: propose, forward, warp, verify, commit. Only this module knows the order."""
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -12,7 +12,8 @@ from torch import Tensor
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Drafter, Plan, StepOut, View
 from foredraft.core.transfer import HostCopy, to_device
-from foredraft.core.tree import PAD, TokenTree
+from foredraft.core.tree import PAD, ROOT, TokenTree
+from foredraft.core.worth import DraftNodes
 from foredraft.engine.draft_check import Proposed, checked
 from foredraft.engine.grammar_masks import HostTree, Matchers, masked
 from foredraft.engine.isolation import Isolation, Without
@@ -147,7 +148,7 @@ class Stepper:
         rows = Isolation(view, without)
         made = drafted or rows.run(lambda seen: self._propose(seen, plan))
         draft, rule = self._with_chains(made.draft, chains)
-        levels = draft.tree.depth
+        levels = 0 if made.proposal is None else made.proposal.draft.tree.depth
         if self.replay.records:
             draft = _shaped(draft)
         out, end = self._verify(rows, made._replace(draft=draft), rule, laws, matchers, set(free_rows))
@@ -244,6 +245,8 @@ class Stepper:
             if not all(plan.lengths):
                 drafting = to_device(plan.lengths, view.lengths.device) > 0
                 draft = replace(draft, tree=draft.tree.only(drafting))
+            if plan.worth is not None and plan.worth.prices and draft.law is Law.FIXED:
+                draft = selected(draft, plan.worth.keep(nodes_of(draft)))
         else:
             draft = Draft(TokenTree.root(view.roots), Law.FIXED)
         return Drafted(plan, self._sized(draft), proposal, begun, _Mark(self.target.device))
@@ -285,6 +288,31 @@ def round_up(nodes: int) -> int:
     """The next larger node count used for forwards. CPU kernels are compiled for each new node count, which costs
     more than padding to a coarse set of counts."""
     return next((size for size in SIZES if size >= nodes), -(-nodes // 32) * 32)
+
+
+def nodes_of(draft: Draft) -> list[DraftNodes]:
+    """The nodes of each row, read from the device."""
+    scores = [None] * len(draft.tree.tokens) if draft.scores is None else draft.scores.tolist()
+    return [DraftNodes(*row) for row in zip(draft.tree.parents.tolist(), scores, strict=True)]
+
+
+def selected(draft: Draft, kept: Sequence[list[int]]) -> Draft:
+    """The draft with these nodes of each row alone, in rising order; each comes with its parent."""
+    tree, width = draft.tree, max(map(len, kept))
+    if width == tree.tokens.shape[1]:
+        return draft
+    index, parents, depth = [], [], 0
+    for old, nodes in zip(tree.parents.tolist(), kept, strict=True):
+        places = {node: place for place, node in enumerate(nodes)}
+        index.append(nodes + [0] * (width - len(nodes)))
+        parents.append([places.get(old[node], ROOT) for node in nodes] + [PAD] * (width - len(nodes)))
+        depths = [0]
+        for parent in parents[-1][1 : len(nodes)]:
+            depths.append(depths[parent] + 1)
+        depth = max(depth, *depths)
+    chosen = to_device(index, tree.tokens.device)
+    kept_tree = TokenTree(tree.tokens.gather(1, chosen), to_device(parents, chosen.device), depth, tree.linear)
+    return replace(draft, tree=kept_tree, scores=None if draft.scores is None else draft.scores.gather(1, chosen))
 
 
 def resized(draft: Draft, nodes: int) -> Draft:

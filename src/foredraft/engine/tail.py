@@ -1,5 +1,6 @@
 """The tail of a step: from the target's logits to the tokens of each row, and their read-back."""
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,22 +12,22 @@ from foredraft.core.drafter import View
 from foredraft.core.rng import HashedRng, Noise
 from foredraft.core.sampling.warp import Paths, Warp
 from foredraft.core.transfer import HostCopy
-from foredraft.core.tree import TokenTree
+from foredraft.core.tree import ROOT
 from foredraft.core.verify import verify
+from foredraft.core.worth import DraftNodes
 from foredraft.engine.draft_check import Proposed
 
 _SCORE_SCALE, _MIN_SCORE = 1e6, -1e4
 """Scores are read back as integers (millionths), clamped from below."""
+_NO_DRAFT = DraftNodes((ROOT,), None)
 
 
 @dataclass(frozen=True, slots=True)
 class RowStep:
-    """Result of a step for one row, on the host. ``depth`` is the length of the longest drafted path; ``refused`` is
-    True if the last accepted node (or the root) had children.
+    """Result of a step for one row, on the host. ``depth`` is the length of the longest drafted path.
 
-    ``ranks``: the rank of each accepted node by score among all drafted nodes, 1 the likeliest; empty if the drafter
-    gives no scores. ``scores``: for chains with scores, the log-probability of the path to each drafted token.
-    ``copied``: the draft is a copy of the request's prediction.
+    ``path``: the accepted nodes after the root. ``nodes``: those of the verified draft. ``copied``: the draft is a copy
+    of the request's prediction.
     """
 
     emitted: list[int]
@@ -34,14 +35,13 @@ class RowStep:
     depth: int
     accepted: int
     healthy: bool
-    ranks: tuple[int, ...] = ()
-    refused: bool = False
-    scores: tuple[float, ...] = ()
+    path: Seq[int] = ()
+    nodes: DraftNodes = _NO_DRAFT
     copied: bool = False
 
     def of_copy(self) -> "RowStep":
         """The result of a row whose draft is a copy."""
-        return replace(self, ranks=(), scores=(), copied=True)
+        return replace(self, nodes=DraftNodes(self.nodes.parents, None), copied=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,28 +107,16 @@ class Tail:
 def _table(
     draft: Draft, law: Target, verdict: Verdict, emitted: Int[Tensor, "B D"], counts: Int[Tensor, "B"]
 ) -> Int[Tensor, "B C"]:
-    """What the host needs of a step: counts, the new tokens, and ranks and scores where there are scores."""
+    """What the host needs of a step: counts, the new tokens, the accepted path, and the draft's shape and scores."""
     tree = draft.tree
     drafted = tree.valid.sum(1) - 1
     depth = drafted if tree.linear else tree.depths.amax(1)
     sound = torch.ones_like(tree.valid) if law.sound is None else law.sound
     healthy = (sound.gather(1, verdict.path.clamp(min=0)) | (verdict.path < 0)).all(1)  # only accepted nodes matter
-    last = verdict.path.gather(1, counts[:, None] - 1)
-    refused = ((tree.parents == last) & tree.valid).any(1)
-    columns = [torch.stack([counts, drafted, depth, healthy.long(), refused.long()], dim=1), emitted]
+    columns = [torch.stack([counts, drafted, depth, healthy.long()], dim=1), emitted, verdict.path, tree.parents]
     if draft.scores is not None:
-        scores = (draft.scores.clamp(min=_MIN_SCORE) * _SCORE_SCALE).round().long()
-        columns += [_ranks(draft.scores, tree, verdict), scores]
+        columns.append((draft.scores.clamp(min=_MIN_SCORE) * _SCORE_SCALE).round().long())
     return torch.cat(columns, dim=1)
-
-
-def _ranks(scores: Float[Tensor, "B N"], tree: TokenTree, verdict: Verdict) -> Int[Tensor, "B D"]:
-    """Rank of each node of the accepted path among the nodes of its tree; the root has rank 0."""
-    order = scores.masked_fill(~tree.valid, -torch.inf).sort(dim=1, descending=True, stable=True).indices
-    ranks = torch.empty_like(order).scatter_(
-        1, order, torch.arange(order.shape[1], device=order.device).expand_as(order)
-    )
-    return ranks.gather(1, verdict.path.clamp(min=0))
 
 
 def read_back(draft: Draft, proposal: Proposed | None, copy: HostCopy, width: int) -> list[RowStep]:
@@ -144,18 +132,21 @@ def read_back(draft: Draft, proposal: Proposed | None, copy: HostCopy, width: in
     table = copy.wait().tolist()
     if proposal is not None:
         proposal.judge([line[-4:] for line in table], [line[2] for line in table], draft.tree.depth)
-    after = 5 + width
-    scored = after + width if draft.tree.linear else len(table[0])  # scores of trees are not reported
+    path, parents = 4 + width, 4 + 2 * width
+    scores = parents + draft.tree.tokens.shape[1]
+    scored = draft.scores is not None
     return [
         RowStep(
-            emitted=line[5 : 5 + line[0]],
+            emitted=line[4 : 4 + line[0]],
             drafted=line[1],
             depth=line[2],
             accepted=line[0] - 1,
             healthy=line[3] == 1,
-            ranks=tuple(line[after + 1 : after + line[0]]),
-            refused=line[4] == 1,
-            scores=tuple(score / _SCORE_SCALE for score in line[scored + 1 : scored + 1 + line[1]]),
+            path=line[path + 1 : path + line[0]],
+            nodes=DraftNodes(
+                line[parents:scores],
+                [score / _SCORE_SCALE for score in line[scores : 2 * scores - parents]] if scored else None,
+            ),
         )
         for line in table
     ]

@@ -23,18 +23,22 @@ ReadNext = Callable[[Int[Tensor, "B"], int], Float[Tensor, "B 1 V"]]
 
 @dataclass(frozen=True, slots=True)
 class ChainLimits:
-    """How far chains go: ``depth`` tokens, ``allowed`` of them in each row, and up to the first one below
-    ``confidence``, if there is a threshold."""
+    """How far chains go: ``depth`` tokens, ``allowed`` of them in each row, up to the first one below ``confidence``,
+    and up to the first one whose path is less probable than ``worth``, if there are such thresholds."""
 
     allowed: Int[Tensor, "B"]
     confidence: Float[Tensor, "B"] | None
     depth: int
+    worth: Float[Tensor, "B"] | None = None
 
     @classmethod
     def of(cls, plan: Plan, depth: int, device: torch.device) -> "ChainLimits":
         """The plan's limits, for chains of at most ``depth`` tokens."""
-        least = torch.full((len(plan.lengths),), plan.confidence, device=device) if plan.confidence else None
-        return cls(plan.on(device), least, depth)
+        rows = len(plan.lengths)
+        least = torch.full((rows,), plan.confidence, device=device) if plan.confidence else None
+        share = plan.level_worth / max(sum(length > 0 for length in plan.lengths), 1)  # a level's price, by rows
+        worth = torch.full((rows,), share) if share and device.type == "cpu" else None
+        return cls(plan.on(device), least, depth, worth)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +93,8 @@ def build_chain(
         going = going & (i < allowed)
         if limits.confidence is not None:
             going = going & (chance.exp() >= limits.confidence)
+        if limits.worth is not None:
+            going = going & (scores[-1].exp() >= limits.worth)
         if i == depth or (not recorded and going.device.type == "cpu" and not bool(going.any())):
             break
         logits = read_next(token, i)

@@ -51,6 +51,6 @@ def policy_for(options: DrafterOptions, needs: Needs, *, off_from: int = 0, prio
         "constant": Constant(longest, confidence),
         "heuristic": Heuristic(longest, confidence, longest),
         "calibrated": Calibrated(longest, confidence),
-        "auto": Throughput(needs, confidence, prior),
+        "auto": Throughput(needs, prior),
     }
     return OffFrom(policies[schedule], off_from) if off_from else policies[schedule]

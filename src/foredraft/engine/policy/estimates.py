@@ -1,31 +1,51 @@
-"""What the throughput policy has measured: step seconds and accepted tokens, by draft size."""
+"""What the throughput policy has measured: how often drafted tokens are accepted, and what steps take."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import accumulate, pairwise
-from operator import add, mul
+from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import add
 from typing import Any
 
+import numpy as np
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The chosen and the best size, by index.
+from foredraft.core.worth import Features
+from foredraft.engine.step import SIZES
 
-    ``gap`` is the expected loss of the chosen size as a share of ``rate``, the best tokens per second.
+
+class AcceptanceModel:
+    """The probability that a child of an accepted node is accepted: logistic regression, learned online.
+
+    Each step is one of Newton's method, on a curvature that forgets old steps in favour of the prior: that the draft's
+    own probabilities are right.
     """
 
-    index: int
-    best: int
-    gap: float
-    rate: float
+    FADE = 0.998  # per step
+    PRIOR = (0.0, 1.0, 0.0, 0.0)
+    PRECISION = (2.0, 8.0, 4.0, 4.0)  # of the prior: about the information of so many tokens
+
+    def __init__(self, weights: Sequence[float] = PRIOR) -> None:
+        self._weights = np.array(weights, dtype=float)
+        self._curvature = np.diag(self.PRECISION)
+
+    @property
+    def weights(self) -> Features:
+        return Features(*self._weights.tolist())
+
+    def learn(self, features: Sequence[Features], accepted: Sequence[bool]) -> None:
+        """Learn from the children of accepted nodes of one step."""
+        x = np.array(features)
+        chances = 1 / (1 + np.exp(-x @ self._weights))
+        prior = (1 - self.FADE) * np.diag(self.PRECISION)
+        self._curvature = self.FADE * self._curvature + prior + (x.T * (chances * (1 - chances))) @ x
+        slope = x.T @ (np.array(accepted) - chances) + prior @ (np.array(self.PRIOR) - self._weights)
+        self._weights = self._weights + np.linalg.solve(self._curvature, slope)
 
 
 class Window:
-    """Mean of the latest values, robust against a few that are far above the median (stalls). The median of fewer than
-    ``MANY`` values."""
+    """A robust mean of the latest values: outliers, such as stalls of the machine, count as ``STALL`` medians."""
 
-    KEPT, ENOUGH, MANY, STALL = 32, 4, 8, 2.0
+    KEPT, STALL = 24, 1.5
 
     def __init__(self, values: Sequence[float] = ()) -> None:
         self._latest = deque(values, maxlen=self.KEPT)
@@ -40,188 +60,125 @@ class Window:
         return len(self._latest)
 
     @property
-    def known(self) -> bool:
-        """True if there are enough values that an outlier cannot dominate."""
-        return len(self._latest) >= self.ENOUGH
-
-    @property
     def value(self) -> float:
-        """The robust mean; 0 without values."""
+        """The mean; 0 without values."""
         if self._value is None:
-            self._value = self._robust_mean() if self._latest else 0.0
+            ordered = sorted(self._latest)
+            most = self.STALL * ordered[(len(ordered) - 1) // 2] if ordered else 0.0
+            self._value = sum(min(value, most) for value in ordered) / max(len(ordered), 1)
         return self._value
 
-    def _robust_mean(self) -> float:
-        ordered = sorted(self._latest)
-        middle = ordered[(len(ordered) - 1) // 2]
-        if len(ordered) < self.MANY:
-            return middle
-        rare, most = len(ordered) - len(ordered) // self.MANY, self.STALL * middle
-        kept = ordered[:rare] + [value for value in ordered[rare:] if value <= most]
-        return sum(min(value, most) for value in kept) / len(kept)
 
+class ForwardTimes:
+    """Seconds of a step without its draft, by the nodes of its forward."""
 
-def _rising(windows: Sequence[Window]) -> list[float]:
-    """Isotonic regression: the closest non-decreasing values, by pooling adjacent violators."""
-    pools: list[tuple[float, int, int]] = []  # sum, weight, windows
-    for each in windows:
-        pools.append((each.value * each.count, each.count, 1))
-        while len(pools) > 1 and pools[-2][0] * pools[-1][1] > pools[-1][0] * pools[-2][1]:
-            pools[-2:] = [tuple(map(add, *pools[-2:]))]
-    return [total / weight for total, weight, width in pools for _ in range(width)]
+    SLOPE = 0.02  # assumed extra time of a node, as a share of a plain step, beyond the sizes that are known
+    ENOUGH = 3  # steps from which on a size is known, so that a stall does not decide; plain steps are always
+    STALE = 1000  # steps after which a size that was not used counts as not measured
 
+    def __init__(self, seconds: Mapping[int, float] = {}) -> None:
+        self._seconds = {size: Window([value] * self.ENOUGH) for size, value in seconds.items()}
+        self._last = dict.fromkeys(seconds, 0)
+        self._now = 0
 
-class Timings:
-    """Step seconds by size for one bucket, when each size was last run, and the budget of its trials.
-
-    A chain often ends before its size: at a token of low confidence, or without a match. So steps are timed by the size
-    that their drafts reached, and the seconds of a size are a mean over those that it reaches.
-    """
-
-    FIRST = 10.0  # initial trial budget, in plain steps' time
-    FADE, WEIGHT = 0.99, 2.0  # of drafts: decay per step; weight of the prior that they do not end early, in steps
-    SLOPE = 0.03  # assumed extra time per unit of size, as a share of a plain step, for sizes without timings
-
-    def __init__(self, sizes: Sequence[int]) -> None:
-        self._sizes = sizes
-        self.credit = self.FIRST
-        self.seconds = [Window() for _ in sizes]  # by the size reached
-        self.steps = [0] * len(self.seconds)  # timed steps of each chosen size
-        self.empty = Window()  # of drafts that have no token
-        self.level = Window()
-        self.now = 0  # steps
-        self.last = [0] * len(self.seconds)  # the step in which each size was run; 0 is never
-        self.choice = Choice(0, 0, 0.0, 0.0)
-        self.left = 0  # further steps with this choice
-        self._ended = [0.0] * len(sizes)  # drafts that ended at each size though a larger one was chosen
-        self._passed = [self.WEIGHT] * len(sizes)  # drafts that reached each size when a larger one was chosen
-        self.estimates: list[float] = []  # seconds of a step, by size
-        self.estimate()
-
-    def known(self, i: int) -> bool:
-        """Whether size ``i`` was tried often enough to be chosen."""
-        return self.steps[i] >= Window.ENOUGH
-
-    def add(self, i: int, reached: int | None, seconds: float) -> None:
-        """Add a step of size ``i`` whose drafts reached another size, by index; None: they have no token.
-
-        With drafts of a fixed size, ``reached`` is ``i``.
-        """
-        self.steps[i] += 1
-        (self.empty if reached is None else self.seconds[reached]).add(seconds)
-        end = reached or 0
-        for j in range(min(end + 1, i, len(self._sizes))):
-            self._ended[j] = self._ended[j] * self.FADE + (j == end)
-            self._passed[j] = self._passed[j] * self.FADE + 1
-
-    def estimate(self) -> None:
-        """Update the estimates: as measured, or interpolated between the nearest measured sizes.
-
-        Times must rise with the size; where they do not, it is noise and neighbours are averaged.
-        """
-        count = len(self._sizes)
-        rising = self._known(range(count))
-        seconds = [self._between(i, rising) for i in range(count)]
-        self.estimates = seconds[:1]
-        earlier, going = 0.0, 1.0  # seconds of drafts that end earlier; share of the others
-        for i in range(1, count):
-            ended = going * self._ended[i - 1] / self._passed[i - 1]
-            earlier += ended * (seconds[i - 1] if i > 1 else max(self.empty.value, seconds[0]))
-            going -= ended
-            self.estimates.append(earlier + going * seconds[i])
-
-    def _known(self, indices: Sequence[int]) -> dict[int, float]:
-        """The measured of these sizes, in rising order of time."""
-        known = [i for i in indices if self.seconds[i].known]
-        return dict(zip(known, _rising([self.seconds[i] for i in known]), strict=True))
-
-    def _between(self, i: int, known: Mapping[int, float]) -> float:
-        below = max((j for j in known if j <= i), default=None)
-        above = min((j for j in known if j >= i), default=None)
-        if below is None or above is None:
-            near = above if below is None else below
-            shape = 1 + self.SLOPE * self._sizes[i]
-            return shape if near is None else known[near] * shape / (1 + self.SLOPE * self._sizes[near])
-        share = (self._sizes[i] - self._sizes[below]) / max(self._sizes[above] - self._sizes[below], 1)
-        return known[below] + (known[above] - known[below]) * share
-
-    def state(self) -> list[float | None]:
-        self.estimate()
-        return [value if self.known(i) else None for i, value in enumerate(self.estimates)]
-
-    @classmethod
-    def restored(cls, sizes: Sequence[int], seconds: Sequence[float | None]) -> "Timings":
-        timed = cls(sizes)
-        timed.seconds = [Window([] if value is None else [value] * Window.ENOUGH) for value in seconds]
-        timed.steps = [each.count for each in timed.seconds]
-        timed.last = [int(each.known) for each in timed.seconds]
-        return timed
-
-
-class Acceptance:
-    """Expected accepted tokens within each size.
-
-    Stored as ratios: the gain of each size increment over the gain of the one before, from drafts at least that
-    large. When smaller sizes gain less, the estimates of larger sizes fall with them.
-
-    Args:
-        sizes: of drafts, 0 first.
-        prior: gain of each increment.
-        state: of another one, or empty parts.
-    """
-
-    FADE = 0.99  # decay per step
-    WEIGHT = 2.0  # weight of the prior, in tokens
-
-    def __init__(
-        self,
-        sizes: Sequence[int],
-        prior: Sequence[float],
-        state: Sequence[Sequence[Any]],
-    ) -> None:
-        within, of = state
-        self._prior = [after / before for before, after in pairwise((1.0, *prior))]
-        widths = [1, *(high - low for low, high in pairwise(sizes))]
-        self._most = [after / before for before, after in pairwise(widths)]
-        self._within = list(within) or [0.0] * len(prior)
-        self._records = list(of) or [0.0] * len(prior)
-        self._nodes = [1.0, 1.0]  # accepted nodes; accepted nodes plus nodes whose children were all refused
-
-    def gains(self) -> list[float]:
-        """Expected accepted tokens per row, by size."""
-        ratios: list[float] = []
-        usual = 1.0  # ratio of the previous estimate to its prior
-        for within, of, prior, most in zip(self._within, self._records, self._prior, self._most, strict=True):
-            ratios.append((within + self.WEIGHT * min(usual * prior, most)) / (of + self.WEIGHT))
-            usual = ratios[-1] / prior
-        return [0.0, *accumulate(accumulate(ratios, mul))]
+    def add(self, size: int, seconds: float) -> None:
+        """The first step of a size is not counted: kernels are compiled in it."""
+        self._now += 1
+        self._last[size] = self._now
+        if size in self._seconds:
+            self._seconds[size].add(seconds)
+        else:
+            self._seconds[size] = Window()
 
     @property
-    def child_rate(self) -> float:
-        """How often a child of an accepted node was accepted."""
-        return self._nodes[0] / self._nodes[1]
+    def steps(self) -> int:
+        """Steps that were timed."""
+        return self._now
 
-    def add(self, rows: Sequence[Sequence[int]]) -> None:
-        """Add a step: for each row the accepted tokens by size increment, up to the size drafted."""
-        for i in range(max(map(len, rows), default=0)):
-            reached = [row for row in rows if len(row) > i]
-            self._within[i] = self._within[i] * self.FADE + sum(row[i] for row in reached)
-            self._records[i] = self._records[i] * self.FADE + sum(row[i - 1] if i else 1 for row in reached)
+    @property
+    def plain(self) -> float:
+        """Seconds of a step without a draft; 0 if not known."""
+        return self._seconds[1].value if 1 in self._seconds else 0.0
 
-    def add_nodes(self, accepted: int, refused: int) -> None:
-        """Add a step's number of accepted nodes, and of paths that ended at a node whose children were refused."""
-        self._nodes[0] = self._nodes[0] * self.FADE + accepted
-        self._nodes[1] = self._nodes[1] * self.FADE + accepted + refused
+    def measured(self) -> dict[int, float]:
+        """Seconds by size, of the sizes that were used."""
+        return {size: each.value for size, each in sorted(self._seconds.items()) if each.count}
 
-    def state(self) -> list[list[Any]]:
-        return [list(self._within), list(self._records)]
+    def table(self, most: int) -> dict[int, float]:
+        """Seconds by size, up to the first that holds ``most`` nodes; empty before anything was measured."""
+        known = {
+            size: each
+            for size, each in sorted(self._seconds.items())
+            if (size == 1 and each.count) or (each.count >= self.ENOUGH and self._now - self._last[size] < self.STALE)
+        }
+        if not known:
+            return {}
+        sizes, rising = list(known), rising_means([(each.value, each.count) for each in known.values()])
+        last = [size for size in SIZES if size < most] + [size for size in (*SIZES, most) if size >= most][:1]
+        found = {size: float(np.interp(size, sizes, rising)) for size in last}
+        beyond = self.SLOPE * rising[0]
+        return {size: seconds + beyond * max(size - sizes[-1], 0) for size, seconds in found.items()}
 
 
-def expected_gains(sizes: Sequence[int], prior: float, scored: bool) -> list[float]:
-    """Prior gain of each size increment: for chains with a constant acceptance rate, for trees with diminishing
-    returns per node."""
-    if not scored:
-        return [sum(prior**d for d in range(low + 1, high + 1)) for low, high in pairwise(sizes)]
-    widths = [high - low for low, high in pairwise(sizes)]
-    shares = (0.6 * width / before for before, width in pairwise(widths))
-    return list(accumulate(shares, mul, initial=prior))
+def rising_means(measured: Sequence[tuple[float, int]]) -> list[float]:
+    """Isotonic regression of (mean, count): larger forwards take no less time; where they do, it is noise."""
+    pools: list[tuple[float, int, int]] = []  # sum, weight, entries
+    for value, count in measured:
+        pools.append((value * count, count, 1))
+        while len(pools) > 1 and pools[-2][0] * pools[-1][1] > pools[-1][0] * pools[-2][1]:
+            pools[-2:] = [tuple(map(add, *pools[-2:]))]
+    return [total / weight for total, weight, entries in pools for _ in range(entries)]
+
+
+@dataclass
+class Pace:
+    """What steps of one batch size and temperature bring and take.
+
+    ``tokens``, ``seconds``: decayed sums over steps that draft. ``step``, ``level``: seconds of such a step, and of a
+    draft level. ``curve``: the mean value of the best n nodes of a row together, by n from 0 on. ``tried``, ``passed``:
+    decayed numbers of accepted nodes with children, and of those with an accepted child.
+    """
+
+    FADE = 0.97
+    forward: ForwardTimes = field(default_factory=ForwardTimes)
+    step: Window = field(default_factory=Window)
+    level: Window = field(default_factory=Window)
+    tokens: float = 0.0
+    seconds: float = 0.0
+    curve: list[float] = field(default_factory=lambda: [0.0])
+    tried: float = 1.0
+    passed: float = 1.0
+    pays: bool = True  # drafting, as far as is known
+    since: int = 0  # steps since the last trial of what pays less
+    trial: int = 0  # steps of this trial that are left
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second of steps that draft."""
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+    def drafted(self, tokens: int, seconds: float, levels: int, draft_seconds: float) -> None:
+        """Add a step that drafted. A stall counts as two steps."""
+        self.step.add(seconds)
+        self.tokens = self.FADE * self.tokens + tokens
+        self.seconds = self.FADE * self.seconds + min(seconds, 2 * self.step.value)
+        if levels:
+            self.level.add(draft_seconds / levels)
+
+    def valued(self, values: Sequence[float], accepted: int, refused: bool) -> None:
+        """Add a row: the values of its drafted nodes, how many were accepted, and whether the last one's children were
+        refused."""
+        for n, total in enumerate(accumulate(sorted(values, reverse=True)), start=1):
+            if n == len(self.curve):
+                self.curve.append(total)
+            self.curve[n] += (1 - self.FADE) * (total - self.curve[n])
+        self.passed = self.FADE * self.passed + accepted
+        self.tried = self.FADE * self.tried + accepted + refused
+
+    @classmethod
+    def restored(cls, saved: Mapping[str, Any]) -> "Pace":
+        """From a policy's ``state``."""
+        forward = ForwardTimes({int(size): float(seconds) for size, seconds in saved["forward"].items()})
+        level = Window([float(saved["level"])] if saved["level"] else [])
+        curve = [float(value) for value in saved["curve"]]
+        return cls(forward, level=level, tokens=float(saved["tokens"]), seconds=float(saved["seconds"]), curve=curve)

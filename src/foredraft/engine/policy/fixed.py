@@ -87,7 +87,8 @@ class Calibrated(Policy):
     def observe(self, view: View, plan: Plan, done: StepDone) -> None:
         for result in done.rows:
             above = 0.0  # the parent's score: scores are of paths
-            for index, score in enumerate(result.scores[: result.accepted + 1]):
+            scores = (result.nodes.scores or ())[1 : 1 + min(result.accepted + 1, result.drafted)]
+            for index, score in enumerate(scores):
                 self._seen.append((math.exp(min(score - above, 0.0)), index < result.accepted))
                 above = score
         self._confidence = best_threshold(self._seen, self.MISSES) or self._confidence

@@ -1,253 +1,162 @@
-"""The policy that chooses the draft size with the most tokens per second, from timings of whole steps."""
+"""The policy that drafts and verifies what pays: values of nodes against what they cost in tokens."""
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Any, final
 
 from foredraft.core.drafter import Needs, Plan, View
+from foredraft.core.worth import Features, Worth
 from foredraft.engine.policy.base import Policy
-from foredraft.engine.policy.estimates import Acceptance, Choice, Timings, Window, expected_gains
+from foredraft.engine.policy.estimates import AcceptanceModel, Pace
 from foredraft.engine.step import StepDone
 
-LENGTHS = (1, 2, 3, 4, 5, 7, 11, 15, 23, 31, 47, 63)
-NODES = (1, 3, 5, 7, 11, 15, 23, 31, 47, 63)
-"""Candidate sizes, up to the drafter's maximum: lengths of chains, node counts of scored trees. With the root added,
-most equal a node count of CPU forwards (``step.SIZES``)."""
 NEUTRAL = 0.65
 """Default prior for the acceptance rate of the first drafted token."""
 
 
 @final
 class Throughput(Policy):
-    """Chooses the draft size, 0 included, with the most tokens per second.
+    """Drafts and verifies what has the most tokens per second.
 
-    A size is a length or a number of nodes. Keeps the step times of each size, by batch size bucket and temperature
-    bucket (a chain counts as the length that it reached), and the accepted tokens within each size (a large draft
-    also shows what a smaller one would have yielded). Takes the best size and sometimes tries another; the interval
-    between trials grows with the square of the expected loss. A budget of each bucket caps the time lost to its
-    trials at ``SHARE``. A step in which the drafter first reads a prompt does not count as a timing of its size:
-    its extra time is spread over the tokens of a request.
+    Seconds become tokens at the rate reached so far. A draft has another level if the expected tokens of its children
+    exceed the level's price, and a step verifies the nodes whose values exceed the price of their forward (see
+    ``Worth``). Values are acceptance probabilities, calibrated online. Where reading a draft would wait for the device,
+    and for drawn drafts, whose size must not depend on what was drawn, the size is chosen before the draft, from the
+    mean values of earlier ones.
+
+    Steps do not draft while that pays less than plain decoding. Then, and the other way round, trials are as far apart
+    as keeps their expected loss below ``SHARE`` of the time.
 
     Args:
         needs: of the drafter.
-        confidence: see ``Plan``.
         prior: expected acceptance rate of the first drafted token.
     """
 
     ahead = True
-    SHARE = 0.012  # largest share of the time lost to trials
-    CREDIT, DEBT = 12.0, 32.0  # trial budget, in plain steps' time: largest, largest debt
-    EVERY, GAP = 48, 0.05  # steps between trials of a size as good as the best; twice as many at a loss of ``GAP``
-    NEAR = 0.15  # sizes without timings are tried first if their expected loss is below this
-    LIFE = 64.0  # assumed tokens of a request until one has ended
-    HOLD = 4  # steps for which the best size is kept before choosing again
+    SHARE = 0.006  # of the time that trials may lose
+    FIRST, TRIAL = 6, 3  # steps that draft at first, and in a trial
+    OFTEN = 16  # least steps between trials
     SWITCH = 0.02  # least gain for which drafting starts or stops
-    TRIAL, PAUSE = 3, 8  # steps of a trial that starts or interrupts drafting; steps between trials that start it
+    RECENT = 0.8  # decay of ``Worth.recent``
 
-    def __init__(self, needs: Needs, confidence: float = 0.0, prior: float = NEUTRAL) -> None:
-        most = needs.max_nodes if needs.scored else needs.longest
+    def __init__(self, needs: Needs, prior: float = NEUTRAL) -> None:
         self._needs = needs
-        self.confidence = confidence
-        self._sizes = (0, *(size for size in (NODES if needs.scored else LENGTHS) if size < most), most)
-        self._prior = expected_gains(self._sizes, min(max(prior, 0.05), 0.95), needs.scored)
-        self._timed: dict[tuple[int, int], Timings] = {}  # by row and temperature bucket; see ``_records``
-        self._accepted: dict[int, Acceptance] = {}  # by temperature
-        self._chosen: list[tuple[Plan, Choice]] = []  # not observed yet; the latter may be of the next step
-        self._drafted: frozenset[int] = frozenset()  # rows that drafted in the last step
-        self._tokens: dict[int, int] = {}  # tokens by row in flight
-        self._read: set[int] = set()  # rows whose prompt the drafter has read
-        self._start, self._life = Window(), Window()  # extra seconds of a row's first draft; tokens per request
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """The candidate sizes, 0 first."""
-        return self._sizes
+        self._prior = min(max(prior, 0.05), 0.95)
+        self._paces: dict[tuple[int, int], Pace] = {}  # by row and temperature bucket
+        self._models: dict[int, AcceptanceModel] = {}  # by temperature bucket
+        self._recent: dict[int, float] = {}  # by row: how often its latest drafts were accepted
+        self._most = needs.max_nodes + 1
 
     def plan(self, view: View, limits: Sequence[int]) -> Plan:
+        pace, model = self._records(view)
         active = sum(limit > 0 for limit in limits)
-        if not active:
+        if not active or not self._drafts(pace, len(limits)):
             return Plan((0,) * len(limits))
-        timed, accepted = self._records(view)
-        choice = self._choose(timed, accepted, len(limits), active)
-        plan = self._plan_of(choice, limits, active, timed, accepted)
-        self._chosen = [*self._chosen[-1:], (plan, choice)]
-        return plan
-
-    def _plan_of(
-        self, choice: Choice, limits: Sequence[int], active: int, timed: Timings, accepted: Acceptance
-    ) -> Plan:
-        """The plan of a choice."""
-        lengths = tuple(min(self._depth(choice.index), limit) for limit in limits)
-        size = self._sizes[choice.index]
-        if not self._needs.scored or not size:
-            return Plan(lengths, self.confidence)
-        # expand a level only if its expected tokens, P(parents) * P(child accepted), beat the throughput times its cost
-        worth = timed.level.value * choice.rate / max(accepted.child_rate, 0.1)
-        return Plan(lengths, self.confidence, nodes=size, level_worth=min(worth, 0.9 * active))
+        rate = self._rate(pace, len(limits))
+        times = pace.forward.table(self._most)
+        prices = {size: rate * (seconds - times[1]) for size, seconds in times.items()}
+        picked = (view.warp.greedy or not view.draws) and not self._needs.whole
+        cuts = picked and view.lengths.device.type == "cpu"
+        recent = tuple(self._recent.get(row, 0.5) for row in view.rows)
+        worth = Worth(model.weights, self._prior, recent, prices if cuts else {})
+        length, nodes = self._needs.longest, 0
+        if not cuts:
+            size = self._size(pace, prices, active)
+            length, nodes = (length, size) if self._needs.scored else (min(size, length), 0)
+        level = min(rate * pace.level.value / max(pace.passed / pace.tried, 0.1), 0.9 * active)
+        return Plan(tuple(min(length, limit) for limit in limits), nodes=nodes, level_worth=level, worth=worth)
 
     def observe(self, view: View, plan: Plan, done: StepDone) -> None:
-        drafting = frozenset(row for row, length in zip(view.rows, plan.lengths, strict=True) if length)
-        for row, result in zip(view.rows, done.rows, strict=True):
-            self._tokens[row] = self._tokens.get(row, 0) + len(result.emitted)
-        chosen = next((each for each in self._chosen if each[0] == plan), None)
-        if chosen is not None:
-            self._chosen.remove(chosen)
-            choice = chosen[1]
-            timed, accepted = self._records(view)
-            if not any(result.copied for result in done.rows):  # copies have their own width
-                self._time(timed, choice, plan, done, drafting)
-            if drafting:
-                self._count(accepted, choice.index, plan, done)
-        self._drafted = drafting
-        self._read |= drafting
+        if any(result.copied for result in done.rows):  # copies have their own width
+            return
+        pace, model = self._records(view)
+        width = 1 if done.tree is None else done.tree.tokens.shape[1]
+        pace.forward.add(width, done.verify_seconds + done.host_seconds)
+        if plan.worth is None:
+            return
+        seconds = done.draft_seconds + done.verify_seconds + done.host_seconds
+        pace.drafted(sum(len(result.emitted) for result in done.rows), seconds, done.levels, done.draft_seconds)
+        features: list[Features] = []
+        accepted: list[bool] = []
+        for number, (row, length, result) in enumerate(zip(view.rows, plan.lengths, done.rows, strict=True)):
+            if not length:
+                continue
+            path, found = {0, *result.path}, plan.worth.features(number, result.nodes)
+            tried = [node for node, each in enumerate(found) if each and result.nodes.parents[node] in path]
+            features += [each for node in tried if (each := found[node])]
+            accepted += [node in path for node in tried]
+            refused = any(result.nodes.parents[node] == max(path) for node in tried)
+            values = plan.worth.values(number, result.nodes)[1:]
+            if not self._needs.scored:  # by length
+                values = [float(result.accepted > depth) for depth in range(length)]
+            pace.valued(values, result.accepted, refused)
+            self._recent[row] = self.RECENT * self._recent.get(row, 0.5) + (1 - self.RECENT) * bool(result.accepted)
+        if features:
+            model.learn(features, accepted)
 
     def release(self, row: int) -> None:
-        self._read.discard(row)
-        self._drafted -= {row}
-        if row in self._tokens:
-            self._life.add(float(self._tokens.pop(row)))
+        self._recent.pop(row, None)
 
     def state(self) -> dict[str, Any]:
-        """The learned timings and acceptances, as JSON types."""
+        """What was learned, as JSON types: weights of the acceptance model, seconds of forwards and rates."""
         return {
-            "sizes": list(self._sizes),
-            "seconds": {f"{rows}/{heat}": each.state() for (rows, heat), each in self._timed.items()},
-            "accepted": {str(heat): each.state() for heat, each in self._accepted.items()},
+            "weights": {str(heat): list(model.weights) for heat, model in self._models.items()},
+            "paces": {
+                f"{rows}/{heat}": {
+                    "forward": {str(size): seconds for size, seconds in pace.forward.measured().items()},
+                    "level": pace.level.value,
+                    "tokens": pace.tokens,
+                    "seconds": pace.seconds,
+                    "curve": pace.curve,
+                }
+                for (rows, heat), pace in self._paces.items()
+            },
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Load the ``state`` of another policy; ignored if its sizes differ."""
-        if state.get("sizes") != list(self._sizes):
-            return
-        for key, seconds in state["seconds"].items():
+        for heat, weights in state.get("weights", {}).items():
+            self._models[int(heat)] = AcceptanceModel([float(weight) for weight in Features(*weights)])
+        for key, saved in state.get("paces", {}).items():
             rows, heat = (int(number) for number in key.split("/"))
-            self._timed[rows, heat] = Timings.restored(self._sizes, seconds)
-        for heat, counts in state["accepted"].items():
-            self._accepted[int(heat)] = self._new_acceptance(counts)
+            self._paces[rows, heat] = Pace.restored(saved)
 
-    def _records(self, view: View) -> tuple[Timings, Acceptance]:
-        """The timings and acceptances of this step's buckets."""
+    def _records(self, view: View) -> tuple[Pace, AcceptanceModel]:
+        """Of this step's buckets."""
         heat = 0 if view.warp.greedy else 1 + (view.warp.hottest > 0.5)
         key = 1 << (len(view.rows) - 1).bit_length(), heat  # up to 1, 2, 4, 8 rows and so on
-        if key not in self._timed:
-            self._timed[key] = Timings(self._sizes)
-        if heat not in self._accepted:
-            self._accepted[heat] = self._new_acceptance()
-        return self._timed[key], self._accepted[heat]
+        return self._paces.setdefault(key, Pace()), self._models.setdefault(heat, AcceptanceModel())
 
-    def _new_acceptance(self, state: Sequence[Sequence[Any]] = ((), ())) -> Acceptance:
-        return Acceptance(self._sizes, self._prior, state)
+    def _rate(self, pace: Pace, rows: int) -> float:
+        """Tokens per second of the better of plain and drafting steps."""
+        return max(rows / pace.forward.plain if pace.forward.plain else 0.0, pace.rate)
 
-    def _depth(self, index: int) -> int:
-        """The length of the longest path in drafts of a size."""
-        return self._needs.longest if self._needs.scored and index else self._sizes[index]
+    def _drafts(self, pace: Pace, rows: int) -> bool:
+        """Whether this step drafts: if that pays, or for a trial."""
+        plain, pace.since = pace.forward.plain, pace.since + 1
+        if not plain or not pace.seconds or 0 < pace.step.count < self.FIRST:
+            return plain > 0
+        gain = pace.rate * plain / rows  # over plain decoding
+        pays = gain > 1 + self.SWITCH * (-1 if pace.pays else 1)
+        if pays != pace.pays:
+            pace.pays, pace.since = pays, 0
+        if pace.trial:
+            pace.trial -= 1
+            return not pays
+        steps, loss = (1, 1 - 1 / gain) if pays else (self.TRIAL, 1 - gain)
+        if pace.since < max(steps * loss / self.SHARE, self.OFTEN):
+            return pays
+        pace.since, pace.trial = 0, steps - 1
+        return not pays
 
-    def _rates(self, timed: Timings, accepted: Acceptance, rows: int, active: int) -> list[float]:
-        """Expected tokens per second of the batch, by size."""
-        start = self._start.value / (self._life.value or self.LIFE)
-        found = []
-        for gain, seconds in zip(accepted.gains(), timed.estimates, strict=True):
-            tokens = rows + active * gain
-            found.append(tokens / (seconds + start * tokens if gain else seconds))
-        return found
+    def _size(self, pace: Pace, prices: Mapping[int, float], active: int) -> int:
+        """The number of drafted nodes with the largest mean value less its price; the length of drafts without scores.
+        All if nothing is known yet, and now and then, since a draft shows what smaller ones would bring, but no larger
+        ones."""
+        most = self._needs.max_nodes if self._needs.scored else self._needs.longest
+        if len(pace.curve) <= most or pace.since == self.OFTEN // 2:
+            return most
 
-    def _choose(self, timed: Timings, accepted: Acceptance, rows: int, active: int) -> Choice:
-        """The size of this step; chosen again every few steps."""
-        timed.now += 1
-        old = timed.choice
-        broke = old.index not in (0, old.best) and timed.credit <= 0
-        if timed.left and not broke:
-            timed.left -= 1
-            return old
-        timed.estimate()
-        rates = self._rates(timed, accepted, rows, active)
-        best = self._best(timed, rates)
-        index, count = self._trial(timed, rates, best)
-        timed.choice = Choice(index, best, 1 - rates[index] / rates[best], rates[best])
-        timed.left = count - 1
-        return timed.choice
+        def gain(size: int) -> float:
+            nodes = 1 + size * self._needs.max_nodes // most
+            return active * pace.curve[size] - min(price for forward, price in prices.items() if forward >= nodes)
 
-    def _best(self, timed: Timings, rates: Sequence[float]) -> int:
-        """The best size that has been timed. Drafting does not start or stop for a small gain: a drafter that starts
-        again first reads what was decoded meanwhile."""
-        old = timed.choice.best
-
-        def value(i: int) -> float:
-            return rates[i] * (1 + self.SWITCH * (bool(i) == bool(old)))
-
-        return max((i for i in range(len(rates)) if timed.known(i)), key=value, default=0)
-
-    def _trial(self, timed: Timings, rates: Sequence[float], best: int) -> tuple[int, int]:
-        """The next size and for how many steps: the best, or one whose trial is due."""
-        estimates = timed.estimates
-        if not timed.known(0):
-            return 0, 1
-        others = [i for i in range(len(rates)) if i != best]
-        if not best:  # drafting does not pay: try only the most promising size
-            others = [max(others, key=rates.__getitem__)]
-        gaps = {i: max(1 - rates[i] / rates[best], 0.0) for i in others}
-
-        def urgency(i: int) -> tuple[float, float]:
-            patience = self.EVERY * min(1 + (gaps[i] / self.GAP) ** 2, min(timed.steps[i], Window.KEPT))
-            interval = max(patience, 1) if best else self.PAUSE
-            new = not timed.known(i) and gaps[i] < self.NEAR
-            return (timed.now - timed.last[i]) / interval + 1e9 * new, rates[i]
-
-        index = max(others, key=urgency)
-        count = 1 if index and best else self.TRIAL
-        count = count if timed.known(index) else 1 + Window.ENOUGH
-        loss = count * gaps[index] * estimates[index] / estimates[0]
-        if urgency(index)[0] < 1 or (index and timed.credit < max(min(loss, self.CREDIT), 0.0)):
-            return best, self.HOLD  # a trial of plain steps (index 0) needs no budget
-        return index, count
-
-    def _book(self, timed: Timings, choice: Choice, seconds: float) -> None:
-        """Charge the loss of a trial to the budget, in plain steps' time. The first step of a size is not charged:
-        kernels are compiled in it."""
-        estimates = timed.estimates
-        timed.credit = min(timed.credit + self.SHARE * seconds / estimates[0], self.CREDIT)
-        if choice.index != choice.best and timed.last[choice.index]:
-            lost = seconds - estimates[choice.index] * (1 - choice.gap)
-            timed.credit = max(timed.credit - max(lost / estimates[0], 0.0), -self.DEBT)
-
-    def _time(self, timed: Timings, choice: Choice, plan: Plan, done: StepDone, drafting: frozenset[int]) -> None:
-        """Keep the time of a step with this choice."""
-        seconds = done.draft_seconds + done.verify_seconds + done.host_seconds
-        index = choice.index
-        self._book(timed, choice, seconds)
-        reached = self._reached(index, done)
-        window = timed.empty if reached is None else timed.seconds[reached]
-        fresh = drafting - self._read
-        if fresh and window.known:
-            self._start.add(max(seconds - window.value, 0.0) / len(fresh))
-        clean = drafting <= self._drafted if drafting else not self._drafted
-        whole = plan.length == self._depth(index)
-        if clean and whole and timed.last[index]:
-            timed.add(index, reached, seconds)
-            if done.levels:
-                timed.level.add(done.draft_seconds / done.levels)
-        timed.last[index] = timed.now
-
-    def _reached(self, index: int, done: StepDone) -> int | None:
-        """The size that the longest of a step's drafts has, by index; None if none has a token."""
-        if self._needs.scored or not index:
-            return index
-        depth = max(result.depth for result in done.rows)  # of trees without scores too: sizes are lengths
-        return bisect_left(self._sizes, depth) if depth else None
-
-    def _count(self, accepted: Acceptance, index: int, plan: Plan, done: StepDone) -> None:
-        """Count the accepted tokens within each size for the rows that drafted."""
-        rows = []
-        for length, result in zip(plan.lengths, done.rows, strict=True):
-            ranks = sorted(result.ranks)
-            if length and not self._needs.scored:
-                most = [min(result.accepted, size) for size in self._sizes if size <= length]
-            elif length == self._needs.longest:
-                most = [bisect_right(ranks, size) for size in self._sizes[: index + 1]]
-            else:
-                continue
-            rows.append([after - before for before, after in pairwise(most)])
-        accepted.add(rows)
-        drew = [result for length, result in zip(plan.lengths, done.rows, strict=True) if length]
-        accepted.add_nodes(sum(each.accepted for each in drew), sum(each.refused for each in drew))
+        return max(range(most + 1), key=gain)

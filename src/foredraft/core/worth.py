@@ -1,0 +1,103 @@
+"""What the nodes of a draft are worth, and how many of them a step verifies.
+
+A node's value is the probability that the target accepts the whole path to it. A forward of n nodes takes time in which
+the loop would have generated ``price(n)`` tokens otherwise, so a step keeps the n most valuable nodes with the largest
+sum of values minus price. With the rate reached so far as the exchange rate between seconds and tokens this maximises
+tokens per second (Dinkelbach 1967); the ratio of a single step would not.
+
+Any node may be dropped for any reason, values of tokens included, because drafts are compared with the target's own
+token: they never change it. Drawn drafts of the ratio rules are never cut.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import NamedTuple
+
+LIKELY, UNLIKELY = 0.98, 0.002
+"""Bounds of a draft's probability as a feature."""
+
+
+class Features(NamedTuple):
+    """Of a drafted node: 1, the log-odds of its token under the draft, the logarithm of its depth, and how often the
+    row's latest drafts were accepted, around 0."""
+
+    one: float
+    odds: float
+    depth: float
+    recent: float
+
+    @classmethod
+    def of(cls, chance: float, depth: int, recent: float) -> "Features":
+        """``chance``: the draft's probability of the token after its parent. ``recent``: in [0, 1]."""
+        return cls(1.0, log_odds(min(max(chance, UNLIKELY), LIKELY)), math.log(depth), recent - 0.5)
+
+
+def log_odds(chance: float) -> float:
+    """The logarithm of chance / (1 - chance)."""
+    return math.log(chance / (1 - chance))
+
+
+class DraftNodes(NamedTuple):
+    """The drafted nodes of one row on the host, root included. ``scores``: see ``Draft``; None without."""
+
+    parents: Sequence[int]
+    scores: Sequence[float] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Worth:
+    """Values of nodes, and the price of a forward in tokens of the batch.
+
+    ``weights``: of ``Features``, for the log-odds that a child of an accepted node is accepted. ``unscored``: the
+    probability of a drafter's tokens that come without scores. ``recent``: of each row. ``prices``: by the number of
+    nodes of the forward, root included; sizes that are not listed are not used.
+    """
+
+    weights: Features
+    unscored: float
+    recent: tuple[float, ...]
+    prices: Mapping[int, float] = field(hash=False)
+
+    def features(self, row: int, nodes: DraftNodes) -> list[Features | None]:
+        """Of each node; None for the root and padding."""
+        depths = [0] * len(nodes.parents)
+        found: list[Features | None] = [None]
+        for node, parent in enumerate(nodes.parents[1:], start=1):
+            if parent < 0:
+                found.append(None)
+                continue
+            depths[node] = depths[parent] + 1
+            scores = nodes.scores
+            chance = self.unscored if scores is None else math.exp(min(scores[node] - scores[parent], 0.0))
+            found.append(Features.of(chance, depths[node], self.recent[row]))
+        return found
+
+    def values(self, row: int, nodes: DraftNodes) -> list[float]:
+        """The probability that the whole path to each node is accepted: 1 for the root, 0 for padding."""
+        found = [1.0]
+        for node, features in enumerate(self.features(row, nodes)[1:], start=1):
+            found.append(found[nodes.parents[node]] * self.chance(features) if features else 0.0)
+        return found
+
+    def chance(self, features: Features) -> float:
+        """The probability that a child of an accepted node is accepted."""
+        return 1 / (1 + math.exp(-sum(weight * x for weight, x in zip(self.weights, features, strict=True))))
+
+    def keep(self, rows: Sequence[DraftNodes]) -> list[list[int]]:
+        """The nodes of each row that the step verifies, root first, in rising order: the most valuable ones, as many
+        for each row as pay in a forward of all rows."""
+        values = [self.values(number, row) for number, row in enumerate(rows)]
+        order = [sorted(range(len(each)), key=lambda node: -each[node]) for each in values]  # stable: parents first
+        sums = [[*accumulate(each[node] for node in best)] for each, best in zip(values, order, strict=True)]
+        most, sizes = max(map(len, order)), sorted(self.prices)
+        useful = [size for size in sizes if size < most] + [size for size in sizes if size >= most][:1]
+
+        def gain(size: int) -> float:
+            return sum(each[min(size, len(each)) - 1] for each in sums) - self.prices[size]
+
+        size = max(useful, key=gain)
+        return [
+            sorted(node for node in best[:size] if each[node] > 0) for each, best in zip(values, order, strict=True)
+        ]
