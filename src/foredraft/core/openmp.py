@@ -33,8 +33,8 @@ def crowded() -> str | None:
     if cores == 1 or busy < cores / 2:
         return None
     return (
-        f"Other programs keep {min(busy, cores):.1f} of {cores} cores busy, and spinning threads slow down all of them: "
-        f"start each with OMP_NUM_THREADS={max(1, round(cores - busy))}, or with OMP_WAIT_POLICY=passive."
+        f"Other programs keep {min(busy, cores):.1f} of {cores} cores busy, and spinning threads slow down all of "
+        f"them: start each with OMP_NUM_THREADS={max(1, round(cores - busy))}, or with OMP_WAIT_POLICY=passive."
     )
 
 
