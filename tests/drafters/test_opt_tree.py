@@ -1,7 +1,9 @@
 """What is particular to OPT-Tree: a draft model's best paths, and no others."""
 
 import functools
+import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ import tiny
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Plan, View
 from foredraft.core.sampling.params import SamplingParams
+from foredraft.drafters.common import dynamic_tree
 from foredraft.drafters.common.tree_ops import SHARPEST
 from foredraft.drafters.opt_tree import Options, OptTree
 from foredraft.model.hf import CausalLM
@@ -88,3 +91,26 @@ def test_of_fewer_nodes_the_likeliest_are_drafted_and_a_worthless_level_is_not()
     assert whole.tree.depth == 3
     assert drafter.propose(view, Plan((3,) * 3, level_worth=2.9)).tree.depth == 1
     assert drafter.propose(view, Plan((0, 2, 1))).tree.depth == 2
+
+
+def test_levels_whose_nodes_would_all_be_dropped_are_not_drafted(monkeypatch: pytest.MonkeyPatch):
+    """The tree is the one that all levels would give, with fewer forwards."""
+    ended: list[bool] = []
+    full = dynamic_tree._full
+
+    def trees(stops: bool) -> list[dict[Path, float]]:
+        def noted(*args: Any) -> bool:
+            ended.append(full(*args))
+            return stops and ended[-1]
+
+        monkeypatch.setattr(dynamic_tree, "_full", noted)
+        found = []
+        for temperature, nodes in itertools.product((0.0, 0.3, 1.0), (3, 5, 8, 12)):
+            drafter = OptTree(Options(nodes=nodes, depth=5, top_k=8), model(2), VOCAB)
+            draft = drafter.propose(shown(drafter, SamplingParams(temperature=temperature)), Plan((5,) * 3))
+            found += [said(draft, row) for row in range(3)]
+        return found
+
+    for few, every in zip(trees(True), trees(False), strict=True):
+        assert few.keys() == every.keys() and all(math.isclose(few[path], every[path], abs_tol=1e-5) for path in few)
+    assert any(ended)

@@ -65,7 +65,7 @@ class OptTree(RunnerDrafter[DraftRunner]):
             return Draft(TokenTree.root(view.roots), Law.FIXED)
         limits = self._limits.within(plan)
         if self._runner.records:  # the bound changes from step to step
-            limits = limits._replace(level_worth=0.0)
+            limits = limits.recorded()
         room, allowed = self._limits.depth * self._limits.top_k, plan.on(view.lengths.device)
         return self._runner.draft("tree", view, room, self._tree, allowed, limits)
 

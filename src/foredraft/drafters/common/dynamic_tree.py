@@ -3,6 +3,7 @@
 A node's score is the sum of its path's log shares (see ``tree_ops.ranked``): how likely the target is to take it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -36,18 +37,23 @@ def frontier(scores: Float[Tensor, "B C"], count: int) -> tuple[Float[Tensor, "B
 class TreeLimits(NamedTuple):
     """Limits of a dynamic tree; ``top_k`` nodes of a level are expanded, with ``top_k`` scored children each.
 
-    ``level_worth``: see ``Plan``.
+    ``level_worth``: see ``Plan``. ``reads``: values may be read where that is free; False for recordings.
     """
 
     nodes: int
     depth: int
     top_k: int
     level_worth: float = 0.0
+    reads: bool = True
 
     def within(self, plan: Plan) -> "TreeLimits":
         """These and the plan's."""
         nodes = plan.at_most(self.nodes)
         return TreeLimits(nodes, min(plan.length, self.depth, nodes), self.top_k, plan.level_worth)
+
+    def recorded(self) -> "TreeLimits":
+        """The same without what depends on values."""
+        return self._replace(level_worth=0.0, reads=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +94,7 @@ class DynamicTreeDrafter(EagleDrafter):
     def propose(self, view: View, plan: Plan) -> Draft:
         limits = self._limits.within(plan)
         if self._state.records:  # always the whole depth, so that recordings are few
-            limits = limits._replace(depth=min(self._limits.depth, limits.nodes), level_worth=0.0)
+            limits = limits._replace(depth=min(self._limits.depth, limits.nodes)).recorded()
         room = 1 + max(self._limits.nodes * view.draws, limits.depth * limits.top_k)
         return self._draft(view, plan, room, self._tree, limits)
 
@@ -96,6 +102,17 @@ class DynamicTreeDrafter(EagleDrafter):
         if builder.view.draws and not builder.view.warp.greedy:
             return build_static_tree(builder, self._drawn[: limits.depth], allowed)
         return build_dynamic_tree(builder, allowed, limits)
+
+
+def _full(parts: Sequence[tuple[Tensor, Tensor, Tensor]], above: Float[Tensor, "B K"], nodes: int) -> bool:
+    """Whether no row has room for a child of these nodes: it would score less than as many nodes as the tree may have.
+
+    Always False on other devices than a CPU, to avoid a synchronisation.
+    """
+    scores = torch.cat([each for _, _, each in parts], 1)
+    if above.device.type != "cpu" or scores.shape[1] < nodes:
+        return False
+    return bool((above[:, 0] < scores.topk(nodes, dim=1).values[:, -1]).all())
 
 
 def build_dynamic_tree(builder: TreeBuilder, allowed: Int[Tensor, "B"], limits: TreeLimits) -> Draft:
@@ -121,6 +138,8 @@ def build_dynamic_tree(builder: TreeBuilder, allowed: Int[Tensor, "B"], limits: 
         # The tree keeps a node's parents and the better nodes of its level with it, so its children need this room.
         above, chosen = frontier(scores, min(limits.top_k, limits.nodes - level))
         if not worth_a_level(above, allowed > level, limits.level_worth):
+            break
+        if limits.reads and _full(parts, above, limits.nodes):
             break
         numbers = chosen + (1 + count)
         count += tokens.shape[1]
