@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from foredraft.core.errors import ModelError
 from foredraft.model.native import library as c
 from foredraft.model.native.families import ALL_HEADS, EACH_HEAD, FAMILIES, Family, Shape, shape_of, why_not_native
-from foredraft.model.native.weights import Codes, PackedMatrix, Precision
+from foredraft.model.native.weights import Arena, Codes, PackedMatrix, Precision
 
 Source = Callable[[str], "Tensor | Codes | None"]
 """The weight of a name in the state dict, as floats or as codes; None if there is none."""
@@ -135,6 +135,7 @@ class _Packer:
         self._precision = precision
         self._family = family
         self._library = library
+        self._arena = Arena(library)
         self._read: set[str] = set()
 
     def layer(self, prefix: str, shape: Shape) -> PackedLayer:
@@ -175,9 +176,9 @@ class _Packer:
             bias = torch.cat([torch.zeros(size[0]) if each is None else each.detach().float() for each, size in pairs])
         codes = [part for part in parts if isinstance(part, Codes)]
         if len(codes) == len(parts) and bits != 32:
-            return PackedMatrix.of_codes(self._library, Codes.joined(codes), bias)
+            return PackedMatrix.of_codes(self._library, Codes.joined(codes), bias, self._arena)
         floats = [part.dequantised() if isinstance(part, Codes) else part.detach().float() for part in parts]
-        return PackedMatrix.of_floats(self._library, torch.cat(floats), bias, bits)
+        return PackedMatrix.of_floats(self._library, torch.cat(floats), bias, bits, self._arena)
 
     def norm(self, name: str, size: int) -> Float[Tensor, "H"]:
         weight = self._floats(name, self._required(name))

@@ -80,18 +80,29 @@ class PackedMatrix:
 
     @classmethod
     def of_floats(
-        cls, library: Library, weight: Float[Tensor, "O I"], bias: Float[Tensor, "O"] | None, bits: int
+        cls,
+        library: Library,
+        weight: Float[Tensor, "O I"],
+        bias: Float[Tensor, "O"] | None,
+        bits: int,
+        arena: "Arena | None" = None,
     ) -> "PackedMatrix":
         """Quantise a matrix, or store it as it is if ``bits`` is 32."""
         weight = weight.detach().float().contiguous()
         outputs, inputs = weight.shape
         zero = _STORED_ZEROS[bits]
-        data = _empty(library, outputs, inputs, bits, zero)
+        data = (arena or Arena(library, 0)).matrix(outputs, inputs, bits, zero)
         check(library.pack_floats(pointer(weight), outputs, inputs, bits, zero, pointer(data)))
         return cls(library, data, _padded(bias, outputs), outputs, inputs, bits, zero)
 
     @classmethod
-    def of_codes(cls, library: Library, codes: Codes, bias: Float[Tensor, "O"] | None = None) -> "PackedMatrix":
+    def of_codes(
+        cls,
+        library: Library,
+        codes: Codes,
+        bias: Float[Tensor, "O"] | None = None,
+        arena: "Arena | None" = None,
+    ) -> "PackedMatrix":
         """Store codes without another rounding: in 4 bits if all are below 16, else in 8.
 
         Raises:
@@ -109,7 +120,7 @@ class PackedMatrix:
         zero = zero if zero < 1 << bits else MINIMA
         given = codes.codes.contiguous()
         scales, minima = codes.scales.half().contiguous(), codes.minima.half().contiguous()
-        data = _empty(library, outputs, inputs, bits, zero)
+        data = (arena or Arena(library, 0)).matrix(outputs, inputs, bits, zero)
         own = pointer(minima) if zero == MINIMA else None
         check(library.pack_codes(pointer(given), pointer(scales), own, outputs, inputs, bits, zero, pointer(data)))
         return cls(library, data, _padded(bias, outputs), outputs, inputs, bits, zero)
@@ -144,18 +155,43 @@ class PackedMatrix:
         return self.rows(torch.arange(self.outputs))
 
 
-def _empty(library: Library, outputs: int, inputs: int, bits: int, zero: int) -> UInt8[Tensor, "N"]:
-    """Memory for a packed matrix, aligned, on huge pages where the system has them."""
-    size = library.matrix_bytes(outputs, inputs, bits, zero)
-    if size < 0:
-        raise ModelError(f"A matrix of {outputs} x {inputs} cannot be stored in {bits} bits.")
-    align = _HUGE if size >= _HUGE else 64
-    memory = np.empty(size + align, dtype=np.uint8)
-    begin = -memory.ctypes.data % align
-    part = memory[begin : begin + size]
-    if align == _HUGE:
-        library.advise_huge(part.ctypes.data, size)
-    return torch.from_numpy(part)
+class Arena:
+    """Memory for matrices, next to each other on huge pages where the system has them.
+
+    On small pages a forward waits for page tables: the processor fetches ahead only within a page. A block lives as
+    long as one of its matrices.
+
+    Args:
+        block: bytes that are allocated at a time; a larger matrix gets a block of its own.
+    """
+
+    def __init__(self, library: Library, block: int = 1 << 25) -> None:
+        self._library = library
+        self._block = block
+        self._rest = np.empty(0, dtype=np.uint8)
+
+    def matrix(self, outputs: int, inputs: int, bits: int, zero: int) -> UInt8[Tensor, "N"]:
+        """Memory for a packed matrix, aligned to 64 bytes.
+
+        Raises:
+            ModelError: there is no such matrix.
+        """
+        size = self._library.matrix_bytes(outputs, inputs, bits, zero)
+        if size < 0:
+            raise ModelError(f"A matrix of {outputs} x {inputs} cannot be stored in {bits} bits.")
+        if size > len(self._rest):
+            self._rest = self._allocated(max(size, self._block))
+        part, self._rest = self._rest[:size], self._rest[-(-size // 64) * 64 :]
+        return torch.from_numpy(part)
+
+    def _allocated(self, size: int) -> np.ndarray:
+        align = _HUGE if size >= _HUGE else 64
+        memory = np.empty(size + align, dtype=np.uint8)
+        begin = -memory.ctypes.data % align
+        block = memory[begin : begin + size]
+        if align == _HUGE:
+            self._library.advise_huge(block.ctypes.data, size)
+        return block
 
 
 def _padded(bias: Float[Tensor, "O"] | None, outputs: int) -> Float[Tensor, "P"] | None:
