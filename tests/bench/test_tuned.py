@@ -65,17 +65,17 @@ def test_what_a_policy_learned_is_its_beginning(tmp_path: Path):
     with foredraft.load("sample", "prompt_lookup", device="cpu") as g:
         g.batch(TEXTS, max_new_tokens=24)
         learned = g.engine.policy.state()
-    assert any(any(each) for each in learned["seconds"].values())
+    assert any(pace["forward"] for pace in learned["paces"].values())
     write_tuned(path, Tuned("sample", "prompt_lookup", 8, {}, learned))
     with foredraft.load("sample", str(path), device="cpu") as g:
         assert g.engine.policy.state() == learned
-    for broken in ({**learned, "seconds": 3}, {"sizes": learned["sizes"]}):
+    for broken in ({**learned, "paces": 3}, {"weights": {"0": [1.0]}}, {"paces": {"1/0": {}}}):
         write_tuned(path, Tuned("sample", "prompt_lookup", 0, {}, broken))
         with pytest.raises(DrafterError, match="no valid state of a policy; run foredraft tune again"):
             foredraft.load("sample", str(path), device="cpu")
-    write_tuned(path, Tuned("sample", "prompt_lookup", 0, {}, {**learned, "sizes": [0, 1]}))
+    write_tuned(path, Tuned("sample", "prompt_lookup", 0, {}, {"sizes": [0, 1], "seconds": {}, "accepted": {}}))
     with foredraft.load("sample", str(path), device="cpu") as g:
-        assert g.engine.policy.state()["seconds"] == {}, "other sizes: it begins anew"
+        assert g.engine.policy.state()["paces"] == {}, "of an earlier version: it begins anew"
 
 
 def test_files_that_are_not_there_or_cannot_be(tmp_path: Path):

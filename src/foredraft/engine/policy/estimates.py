@@ -77,7 +77,7 @@ class ForwardTimes:
     STALE = 1000  # steps after which a size that was not used counts as not measured
 
     def __init__(self, seconds: Mapping[int, float] = {}) -> None:
-        self._seconds = {size: Window([value] * self.ENOUGH) for size, value in seconds.items()}
+        self._seconds = {size: Window([value] * (self.ENOUGH + 1)) for size, value in seconds.items()}  # exact mean
         self._last = dict.fromkeys(seconds, 0)
         self._now = 0
 
