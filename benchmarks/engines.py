@@ -1,0 +1,380 @@
+"""CPU engines against each other on one real model: foredraft, transformers, llama.cpp and OpenVINO GenAI.
+
+Every arm is a process of its own (`peers/`), so that each peer has its own interpreter, and all run in one turn: every
+prompt runs on every arm before the next prompt, in rotating order, so that machine drift affects all arms alike. All
+get the same token ids and generate exactly ``--tokens`` tokens greedily, beyond any end of sequence. Processes are
+pinned to as many processors as they have threads. An arm is named "ENGINE WEIGHTS MODE"; ``--only`` and ``--skip`` take
+patterns of "NAME @THREADS". What is not installed or not there is skipped with one line.
+
+Tokens per second exclude the first token; prefill is the prompt's tokens over the time to the first token. Memory is
+the peak of resident memory, mapped files included. Perplexity and KL are those of each prompt's first ``--scored``
+tokens without the beginning that all prompts share, KL against transformers in float32; OpenVINO GenAI returns no
+logits. KV caches are the peers' defaults: float16 in llama.cpp, 8 bits in OpenVINO, which also rounds activations
+unless it runs with ACCURACY.
+
+    npm install --prefix PEERS node-llama-cpp
+    python -m venv PEERS/ov && PEERS/ov/bin/pip install openvino-genai
+    python benchmarks/engines.py --model FOLDER --gguf A.Q4_0.gguf A.Q8_0.gguf --node PEERS/node_modules \\
+        --openvino PEERS/ov/bin/python
+"""
+
+import argparse
+import fnmatch
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+import torch
+import transformers
+from jaxtyping import Float
+from origin import provenance
+from reading import quartiles, read
+from torch import Tensor
+
+import foredraft
+from foredraft.bench.prompts import read_prompts
+from foredraft.core.divergence import kl
+
+PEERS = Path(__file__).parent / "peers"
+PLAIN = "plain"
+REFERENCE = f"transformers float32 {PLAIN}"
+WARM_UP = list(range(1000, 1064))
+FILES = ("sum", "mt_bench", "humaneval", "gsm8k", "qa")
+EDIT = """Rename the class to Queue and the method `push` to `put`, and return the whole code.
+
+class Stack:
+    def __init__(self, items=()):
+        self.items = list(items)
+
+    def push(self, item):
+        self.items.append(item)
+        return len(self.items)
+
+    def pop(self):
+        if not self.items:
+            raise IndexError("The stack is empty.")
+        return self.items.pop()
+"""
+BUILT_IN = {
+    "edit": EDIT,
+    "code": "Write a Python function that returns the n-th Fibonacci number, with a docstring and two examples.",
+    "maths": "Tom has 12 apples. He eats 3 and buys 5 more, then gives half of them away. How many are left, and why?",
+    "write": "Write a short letter to a neighbour who looks after your cat while you are away.",
+    "explain": "Explain to a child why the sky is blue.",
+    "list": "What are the three most important things to know about batteries?",
+}
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A worker's name, its command and the options that it gets as JSON."""
+
+    name: str
+    command: list[str]
+    options: dict[str, Any]
+
+
+def arms_of(args: argparse.Namespace, threads: int) -> list[Arm]:
+    """All arms that are installed and that the patterns leave."""
+    found = [*_torch_arms(args), *_llama_arms(args), *_openvino_arms(args)]
+    kept = []
+    for arm in found:
+        name = f"{arm.name} @{threads}"
+        skipped = any(fnmatch.fnmatch(name, pattern) for pattern in args.skip)
+        if any(fnmatch.fnmatch(name, pattern) for pattern in args.only) and not skipped:
+            kept.append(Arm(arm.name, arm.command, {**arm.options, "threads": threads}))
+    return kept
+
+
+def _torch_arms(args: argparse.Namespace) -> Iterator[Arm]:
+    for dtype in ("float32", "bfloat16"):
+        command = [sys.executable, str(PEERS / "transformers_worker.py")]
+        yield Arm(f"transformers {dtype} {PLAIN}", command, {"model": str(args.model), "dtype": dtype})
+    command = [sys.executable, str(PEERS / "foredraft_worker.py")]
+    for weights in ("int4", "int8", None):
+        for drafter in (None, *args.drafters):
+            options = {"model": str(args.model), "weights": weights, "drafter": drafter}
+            yield Arm(f"foredraft {weights or 'float32'} {drafter or PLAIN}", command, options)
+    for file in args.gguf:  # the very weights of the peers
+        options = {"model": str(file.resolve()), "weights": "auto", "drafter": None}
+        yield Arm(f"foredraft {_type(file)} {PLAIN}", command, options)
+
+
+def _llama_arms(args: argparse.Namespace) -> Iterator[Arm]:
+    node = shutil.which("node")
+    if args.node is None or node is None or not (args.node / "node-llama-cpp").is_dir():
+        return
+    for file in args.gguf:
+        for mode in (PLAIN, "lookup"):
+            options = {"modules": str(args.node), "model": str(file.resolve()), "lookup": mode == "lookup"}
+            yield Arm(f"llama.cpp {_type(file)} {mode}", [node, str(PEERS / "llama_worker.mjs")], options)
+
+
+def _openvino_arms(args: argparse.Namespace) -> Iterator[Arm]:
+    if args.openvino is None or not args.openvino.is_file():
+        return
+    for file in args.gguf:
+        if _type(file) not in args.openvino_types:
+            continue
+        for accuracy in (False, True):
+            for mode in (PLAIN, "lookup"):
+                options = {"model": str(file.resolve()), "accuracy": accuracy, "lookup": mode == "lookup"}
+                name = f"openvino {_type(file)}{'-ACCURACY' if accuracy else ''} {mode}"
+                yield Arm(name, [str(args.openvino), str(PEERS / "openvino_worker.py")], options)
+
+
+def _type(file: Path) -> str:
+    """The type of weights in a name such as MODEL.Q4_0.gguf."""
+    return file.stem.rsplit(".", 1)[-1]
+
+
+def report_missing(args: argparse.Namespace) -> None:
+    """One line for each peer that is not there."""
+    if args.node is None or shutil.which("node") is None or not (args.node / "node-llama-cpp").is_dir():
+        print("Skipped llama.cpp: install Node.js and `npm install node-llama-cpp`, and pass its --node FOLDER.")
+    if args.openvino is None or not args.openvino.is_file():
+        print(
+            "Skipped OpenVINO: `pip install openvino-genai` in a virtual environment, and pass its --openvino PYTHON."
+        )
+    if not args.gguf:
+        print("Skipped llama.cpp and OpenVINO: pass GGUF files (--gguf); benchmarks/write_gguf.py writes them.")
+
+
+class Process:
+    """A worker that runs; see ``peers/protocol.py``."""
+
+    def __init__(self, arm: Arm) -> None:
+        self.arm = arm
+        self._errors = tempfile.TemporaryFile("w+")
+        threads = str(arm.options["threads"])
+        environment = {**os.environ, "OMP_NUM_THREADS": threads, "PYTHONPATH": str(Path(foredraft.__path__[0]).parent)}
+        started = time.perf_counter()
+        self._process = subprocess.Popen(
+            [*arm.command, json.dumps(arm.options)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env=environment,
+            text=True,
+        )
+        self.load_seconds: float = self._read()["load_seconds"]
+        self.start_seconds = time.perf_counter() - started
+
+    def ask(self, **request: object) -> dict[str, Any]:
+        """Send a request and wait for its answer.
+
+        Raises:
+            RuntimeError: the worker ended.
+        """
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        return self._read()
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("{"):
+                return json.loads(line)
+        self._errors.seek(0)
+        raise RuntimeError(f"{self.arm.name} ended: {self._errors.read()[-800:].strip()}")
+
+    def peak_mebibytes(self) -> float | None:
+        """Peak resident memory; None where the system does not tell."""
+        status = Path(f"/proc/{self._process.pid}/status")
+        if not status.exists():
+            return None
+        fields = dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line)
+        return int(fields["VmHWM"].split()[0]) / 1024
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+        self._errors.close()
+
+
+def prompts_of(args: argparse.Namespace) -> list[tuple[str, list[int]]]:
+    """Names and token ids of chats: one that edits, and the first of each file; without the files, short ones."""
+    texts = {"edit": EDIT} if args.prompt_files.is_dir() else BUILT_IN
+    chats: dict[str, Any] = {name: [{"role": "user", "content": text}] for name, text in texts.items()}
+    for name in FILES if args.prompt_files.is_dir() else ():
+        chats[name] = read_prompts(args.prompt_files / name / "question.jsonl", chat=True)[0].prompt
+    tokenizer = transformers.AutoTokenizer.from_pretrained(args.model)
+    found = []
+    for name, chat in list(chats.items())[: args.prompts]:
+        text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        found.append((name, tokenizer(text, add_special_tokens=False)["input_ids"]))
+    return found
+
+
+@dataclass
+class Run:
+    """A run with one number of threads: it writes lines to ``out`` and tells its progress."""
+
+    args: argparse.Namespace
+    threads: int
+    out: TextIO
+    running: dict[str, Process] = field(default_factory=dict)
+
+    def write(self, kind: str, arm: str, **values: object) -> None:
+        self.out.write(json.dumps({"kind": kind, "arm": arm, "threads": self.threads, **values}) + "\n")
+        self.out.flush()
+
+    def start(self, arms: list[Arm]) -> None:
+        """Start and warm up one arm after the other; an arm that fails is reported and left out."""
+        for arm in arms:
+            try:
+                process = self.running[arm.name] = Process(arm)
+                process.ask(ids=WARM_UP, tokens=min(16, self.args.tokens))
+            except (OSError, RuntimeError) as error:
+                print(f"Skipped {arm.name}: {error}", flush=True)
+                if arm.name in self.running:
+                    self.running.pop(arm.name).close()
+                continue
+            self.write("load", arm.name, load_seconds=process.load_seconds, start_seconds=process.start_seconds)
+            print(f"{arm.name} @{self.threads}: loaded in {process.load_seconds:.1f} s", flush=True)
+
+    def decode(self, prompts: list[tuple[str, list[int]]]) -> None:
+        """Run every prompt on every arm, in rotating order."""
+        names = list(self.running)
+        for turn, (task, ids) in enumerate(prompts):
+            started, at = time.perf_counter(), turn * len(names) // len(prompts)
+            for name in names[at:] + names[:at]:
+                answer = self.running[name].ask(ids=ids, tokens=self.args.tokens)
+                if len(answer["output"]) != self.args.tokens:
+                    raise RuntimeError(f"{name} wrote {len(answer['output'])} tokens instead of {self.args.tokens}.")
+                self.write("run", name, task=task, prompt_tokens=len(ids), **answer)
+            took = time.perf_counter() - started
+            print(f"{task} ({len(ids)} tokens) @{self.threads}: {len(names)} arms in {took:.0f} s", flush=True)
+        for name, process in self.running.items():
+            self.write("memory", name, mebibytes=process.peak_mebibytes())
+
+    def score(self, prompts: list[tuple[str, list[int]]]) -> None:
+        """Perplexity and KL of every plain arm that returns logits."""
+        names = [name for name in self.running if name.endswith(f" {PLAIN}") and not name.startswith("openvino")]
+        texts = [ids[: self.args.scored] for _, ids in prompts]
+        shared = next((i for i, column in enumerate(zip(*texts, strict=False)) if len(set(column)) > 1), 0)
+        reference: Tensor | None = None
+        following = torch.tensor([token for ids in texts for token in ids[shared + 1 :]])
+        for name in sorted(names, key=lambda name: name != REFERENCE):
+            law = torch.cat([self._log_law(name, ids)[shared:-1] for ids in texts])
+            loss = -law.gather(1, following[:, None]).mean()
+            values = {"perplexity": float(loss.exp()), "positions": len(law)}
+            if name == REFERENCE:
+                reference = law
+            if reference is not None:
+                values["kl"] = float(kl(reference.exp(), law).mean())
+                values["same_argmax"] = float((reference.argmax(-1) == law.argmax(-1)).double().mean())
+            self.write("quality", name, **values)
+            print(f"{name}: {json.dumps(values)}", flush=True)
+
+    def _log_law(self, name: str, ids: list[int]) -> Float[Tensor, "T V"]:
+        """Log-probabilities after each token."""
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "logits"
+            self.running[name].ask(ids=ids, logits=str(file))
+            logits = np.fromfile(file, dtype=np.float32).reshape(len(ids), -1)
+        return torch.from_numpy(logits).double().log_softmax(-1)
+
+
+def tables(lines: dict[str, list[dict]]) -> str:
+    """Two tables: each arm's figures, and tokens per second by task."""
+    runs: dict[tuple[int, str], list[dict]] = {}
+    for run in lines["run"]:
+        runs.setdefault((run["threads"], run["arm"]), []).append(run)
+    one = {kind: {(line["threads"], line["arm"]): line for line in lines.get(kind, [])} for kind in ("load", "memory")}
+    quality = {line["arm"]: line for line in lines.get("quality", [])}
+    head = ["arm", "threads", "tokens/s", "prefill tokens/s", "first token, ms", "load, s", "peak MiB", "as plain"]
+    rows = []
+    for (threads, arm), own in runs.items():
+        plain = f"{arm.rsplit(' ', 1)[0]} {PLAIN}"
+        law = quality.get(plain, {})
+        memory = one["memory"][threads, arm]["mebibytes"]
+        rows.append(
+            [arm, str(threads), quartiles([_rate(run) for run in own])]
+            + [quartiles([run["prompt_tokens"] / run["first_seconds"] for run in own])]
+            + [f"{1000 * statistics.median(run['first_seconds'] for run in own):.0f}"]
+            + [f"{one['load'][threads, arm]['load_seconds']:.1f}", f"{memory:.0f}" if memory else ""]
+            + [_as_plain(own, runs.get((threads, plain), []))]
+            + [f"{law[name]:.{digits}f}" if name in law else "" for name, digits in (("perplexity", 2), ("kl", 4))]
+        )
+    tasks = list(dict.fromkeys(run["task"] for run in lines["run"]))
+    by_task = [
+        [arm, str(threads), *(f"{_rate(run):.1f}" for task in tasks for run in own if run["task"] == task)]
+        for (threads, arm), own in runs.items()
+    ]
+    return f"{_table([*head, 'perplexity', 'KL'], rows)}\n\n{_table(['tokens/s', 'threads', *tasks], by_task)}"
+
+
+def _rate(run: dict) -> float:
+    """Tokens per second after those that came first."""
+    seconds = run["seconds"] - run["first_seconds"]
+    return (len(run["output"]) - run["first_tokens"]) / seconds
+
+
+def _as_plain(own: list[dict], plain: list[dict]) -> str:
+    """How many outputs are those of the arm that drafts nothing."""
+    if not plain or own[0]["arm"] == plain[0]["arm"]:
+        return ""
+    same = sum(a["output"] == b["output"] for a, b in zip(own, plain, strict=True))
+    return f"{same} of {len(own)}"
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * 2 + ["---:"] * (len(head) - 2), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, required=True, help="folder of the model in float32")
+    parser.add_argument("--gguf", type=Path, nargs="*", default=[], help="files of the same model, for the peers")
+    parser.add_argument("--node", type=Path, help="a node_modules folder with node-llama-cpp")
+    parser.add_argument("--openvino", type=Path, help="the Python interpreter of an environment with openvino-genai")
+    parser.add_argument("--openvino-types", nargs="*", default=["Q4_1"], help="types of files that OpenVINO runs")
+    parser.add_argument("--drafters", nargs="*", default=["prompt_lookup"], help="foredraft's, without plain decoding")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1])
+    parser.add_argument("--prompts", type=int, default=6)
+    parser.add_argument("--prompt-files", type=Path, default=Path("../shared/data/prompts/eagle"))
+    parser.add_argument("--tokens", type=int, default=96, help="new tokens")
+    parser.add_argument("--scored", type=int, default=96, help="tokens of each prompt for perplexity and KL; 0: none")
+    parser.add_argument("--only", nargs="*", default=["*"], help='patterns of "NAME @THREADS"')
+    parser.add_argument("--skip", nargs="*", default=[])
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/engines.jsonl"))
+    args = parser.parse_args()
+    report_missing(args)
+    prompts = prompts_of(args)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    processors = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else []
+    with args.out.open("w") as out:
+        facts = {"model": args.model.name, "gguf": [file.name for file in args.gguf], "new_tokens": args.tokens}
+        out.write(json.dumps(provenance("python benchmarks/engines.py", **facts, load=os.getloadavg())) + "\n")
+        for number, threads in enumerate(args.threads):
+            if sys.platform == "linux":  # workers inherit it
+                os.sched_setaffinity(0, processors[:threads])
+            run = Run(args, threads, out)
+            try:
+                run.start(arms_of(args, threads))
+                run.decode(prompts)
+                if args.scored and not number:
+                    run.score(prompts)
+            finally:
+                for process in run.running.values():
+                    process.close()
+                if sys.platform == "linux":
+                    os.sched_setaffinity(0, processors)
+    print(f"\n{tables(read(args.out))}")
+
+
+if __name__ == "__main__":
+    main()

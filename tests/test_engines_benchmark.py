@@ -1,0 +1,33 @@
+"""benchmarks/engines.py with the arms that need no peer: both run the same model, and missing peers are told."""
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+import foredraft
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+MODEL = Path(foredraft.__path__[0]) / "models" / "sample-16m"
+
+
+def test_two_engines_in_turns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    out = tmp_path / "engines.jsonl"
+    words = ["engines.py", "--model", str(MODEL), "--prompt-files", str(tmp_path / "none"), "--out", str(out)]
+    words += ["--tokens", "6", "--prompts", "2", "--scored", "40", "--only", "transformers float32*", "*float32 plain*"]
+    monkeypatch.setattr(sys, "argv", words)
+    importlib.import_module("engines").main()
+    lines = importlib.import_module("reading").read(out)
+    runs = {(run["arm"], run["task"]): run for run in lines["run"]}
+    assert len(runs) == len(lines["run"]) == 4
+    for task in ("edit", "code"):
+        ours, theirs = runs["foredraft float32 plain", task], runs["transformers float32 plain", task]
+        assert ours["output"] == theirs["output"] and len(ours["output"]) == 6
+        assert 0 < ours["first_seconds"] < ours["seconds"] and 0 < theirs["first_seconds"] < theirs["seconds"]
+    ours, theirs = (next(line for line in lines["quality"] if line["arm"].startswith(name)) for name in ("f", "t"))
+    assert ours["kl"] < 1e-6 and ours["perplexity"] == pytest.approx(theirs["perplexity"], rel=1e-4)
+    told = capsys.readouterr().out
+    assert "Skipped llama.cpp: install" in told and "Skipped OpenVINO" in told
+    assert told.count("| foredraft float32 plain | 1 |") == 2
