@@ -20,7 +20,7 @@ import gguf_files
 import tiny
 from foredraft.core.errors import DrafterError, ForedraftError, ModelError, PromptError
 from foredraft.model.hub import fetch
-from foredraft.model.load import eos_token_ids, load_model, resolve
+from foredraft.model.load import as_tokenizer, eos_token_ids, load_model, resolve
 from foredraft.model.tokenizer import Tokenizer
 
 
@@ -182,6 +182,9 @@ def test_a_name_without_a_network_is_looked_for_in_the_cache_at_once(
         load_model("nobody/nothing")
     assert asked == ["nobody/nothing"]
     assert "The hub cannot be reached (No route)" in caplog.text
+    with pytest.raises(ModelError, match="Cannot load a tokenizer from 'nobody/words'"):
+        as_tokenizer("nobody/words")
+    assert asked == ["nobody/nothing", "nobody/words"]
 
 
 def test_options_about_files_reach_config_model_and_tokenizer(folder: Path, tmp_path: Path):
@@ -192,6 +195,7 @@ def test_options_about_files_reach_config_model_and_tokenizer(folder: Path, tmp_
     tiny.tokenizer(eos="~").save_pretrained(inner)
     refused(tmp_path, "has no config.json")
     refused(tmp_path, "Cannot load a causal LM .*no file named", options={"subfolder": "inner"})
+    refused(tmp_path, "There is no folder .*/other'", options={"subfolder": "other"})
     found = load_model(str(tmp_path), options={"subfolder": "inner", "variant": "half"})
     assert torch.equal(found.model.lm_head.weight, model.lm_head.weight)
     assert found.tokenizer is not None and found.tokenizer.encode("AB") == [33, 34]

@@ -16,9 +16,10 @@ from foredraft.core.errors import ModelError, first_line
 TRANSFORMERS: str = __version__
 """The transformers version recorded in the configs that we write."""
 
+_log = logging.getLogger(__name__)
+
 _ALLOW = ["config.json", "*.safetensors", "*.bin", "*.pt", "*.safetensors.index.json", "*.bin.index.json"]
 _IGNORE = ["*/*", "optimizer.*", "scheduler.*", "training_args.bin", "rng_state*"]
-
 
 _TIMEOUT = 5.0
 """Seconds to wait for the hub."""
@@ -49,12 +50,20 @@ def is_hub_name(name: str) -> bool:
     return bool(name) and not name.startswith((".", "/", "~")) and name.count("/") <= 1
 
 
-def hub_error(name: str, options: Mapping[str, Any]) -> str | None:
-    """Why the hub cannot be reached; None if it can, or is not to be asked.
+def cached_only(name: str, options: Mapping[str, Any]) -> dict[str, bool]:
+    """The option that keeps transformers to the cache, if the hub cannot be reached; else none.
 
     transformers would try for 24 seconds, also if all files are in the cache.
     """
-    if options.get("local_files_only") or constants.HF_HUB_OFFLINE:
+    if (reason := _hub_error(name, options)) is None:
+        return {}
+    _log.warning("The hub cannot be reached (%s): looking for %s in the cache.", reason, name)
+    return {"local_files_only": True}
+
+
+def _hub_error(name: str, options: Mapping[str, Any]) -> str | None:
+    """Why the hub cannot be reached; None if it can, or is not to be asked."""
+    if options.get("local_files_only") or constants.HF_HUB_OFFLINE or not is_hub_name(name) or local_path(name):
         return None
     try:
         HfApi().model_info(name, revision=options.get("revision"), token=options.get("token"), timeout=_TIMEOUT)
@@ -111,8 +120,7 @@ def fetch_file(name: str, options: Mapping[str, Any] | None = None) -> Path:
     if not file or not is_hub_name(f"{owner}/{repository}"):
         raise ModelError(f"There is no file {name!r}.")
     given = {key: value for key, value in (options or {}).items() if key != "trust_remote_code"}
-    if hub_error(f"{owner}/{repository}", given) is not None:
-        given["local_files_only"] = True
+    given |= cached_only(f"{owner}/{repository}", given)
     try:
         return Path(hf_hub_download(f"{owner}/{repository}", file, **given))
     except Exception as error:  # hub, network and disk errors of many types

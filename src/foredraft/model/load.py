@@ -28,7 +28,7 @@ from foredraft.model.gguf.file import GgufFile
 from foredraft.model.gguf.load import empty_model, is_gguf, load_float, own_dtype, weights_of
 from foredraft.model.gguf.tokenizer import UnknownTokenizer, tokenizer_of
 from foredraft.model.gguf.weights import GgufWeights
-from foredraft.model.hub import ACCESS, fetch_file, hub_error, is_hub_name, local_path, quiet
+from foredraft.model.hub import ACCESS, cached_only, fetch_file, is_hub_name, local_path, quiet
 from foredraft.model.memory import available_bytes, format_bytes
 from foredraft.model.model_files import check_folder, check_sizes
 from foredraft.model.native.decoder import Source
@@ -202,10 +202,7 @@ def _located(name: str, options: Mapping[str, Any], *, weights: bool = True) -> 
         return str(folder), given
     if not is_hub_name(path):
         raise ModelError(f"There is no model folder {path!r}.")
-    if (reason := hub_error(path, given)) is not None:
-        _log.warning("The hub cannot be reached (%s): looking for %s in the cache.", reason, path)
-        given["local_files_only"] = True
-    return path, given
+    return path, given | cached_only(path, given)
 
 
 def _check_local(folder: Path, given: Mapping[str, Any], weights: bool) -> None:
@@ -277,7 +274,7 @@ def as_tokenizer(tokenizer: Any) -> Tokenizer | None:
             if is_gguf(path := resolve(str(tokenizer))):
                 return Tokenizer(tokenizer_of(GgufFile(fetch_file(path))))
             try:
-                return Tokenizer(AutoTokenizer.from_pretrained(path))
+                return Tokenizer(AutoTokenizer.from_pretrained(path, **cached_only(path, {})))
             except Exception as error:  # transformers raises many types
                 raise ModelError(f"Cannot load a tokenizer from {str(tokenizer)!r}: {first_line(error)}") from error
     if isinstance(tokenizer, PreTrainedTokenizerBase):

@@ -30,6 +30,8 @@ def check_folder(folder: Path, *, weights: bool) -> None:
         ModelError: it has not, or a file cannot be read.
     """
     try:
+        if not folder.exists():
+            raise ModelError(f"There is no folder {str(folder)!r}.")
         if not os.access(folder, os.R_OK | os.X_OK):
             raise PermissionError(EACCES, os.strerror(EACCES))
         if not (folder / "config.json").is_file():
