@@ -17,6 +17,9 @@ from foredraft.serve.options import ServeOptions, free_port
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "port": ({"port": 99999}, "port must be 65535 or less, not 99999."),
     "time": ({"request_timeout": float("inf")}, "request_timeout must be 1000000 or less, not inf."),
+    "grammar": ({"grammar_seconds": float("inf")}, "grammar_seconds must be 1000000 or less, not inf."),
+    "memory": ({"grammar_memory_bytes": 2**80}, "grammar_memory_bytes must be 1099511627776 or less"),
+    "client": ({"client_seconds": float("inf")}, "client_seconds must be 1000000 or less, not inf."),
     "queue": ({"max_queue": 10**30}, "max_queue must be 2147483648 or less"),
     "key": ({"api_key": ("",)}, "api_key must not be empty"),
     "host": ({"host": ""}, "host must not be empty"),

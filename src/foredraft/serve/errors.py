@@ -123,8 +123,9 @@ def validated(kind: type[B], body: Any) -> B:
 
 
 def _invalid(error: RequestValidationError) -> ApiError:
-    """The first of the deepest faults of a body: where a value has several types, the one that fits best."""
-    fault = max(error.errors(), key=lambda each: len(each["loc"]))
+    """The first of the deepest faults of a body: where a value has several types, the one that fits best. A value out
+    of range fits better than one of another type."""
+    fault = max(error.errors(), key=lambda each: (len(each["loc"]), not each["type"].endswith("_type")))
     place = [str(part) for part in fault["loc"] if part != "body" and "[" not in str(part)]
     if fault["type"] == "json_invalid":
         return ApiError(400, f"The body is not valid JSON: {fault['ctx']['error']} at character {fault['loc'][-1]}.")

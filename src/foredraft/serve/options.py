@@ -28,9 +28,13 @@ _MOST = {
     "port": 65535,
     "max_queue": 2**31,
     "max_body_bytes": 2**40,
+    "grammar_memory_bytes": 2**40,
     "request_timeout": _LONGEST,
     "drain_seconds": _LONGEST,
     "stall_seconds": _LONGEST,
+    "client_seconds": _LONGEST,
+    "grammar_seconds": _LONGEST,
+    "grammar_delay_seconds": _LONGEST,
 }
 
 
