@@ -76,6 +76,7 @@ class Plan:
     ``level_worth``: for scored drafters, do not expand a level whose parents' probabilities sum to less than this
     over all rows.
     ``worth``: verify only the nodes that pay, where reading the draft is free; see ``Worth``.
+    ``chain``: no branches, since another drafter continues the draft.
     """
 
     lengths: tuple[int, ...]
@@ -83,6 +84,7 @@ class Plan:
     nodes: int = 0
     level_worth: float = 0.0
     worth: Worth | None = None
+    chain: bool = False
     _on: dict[torch.device, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def on(self, device: torch.device) -> Int[Tensor, "B"]:

@@ -1,6 +1,8 @@
 """A small model drafts: speculative sampling (Leviathan et al., arXiv:2211.17192; Chen et al., arXiv:2302.01318).
 
-It drafts a chain, or a tree with a few children per node (RSD-C, arXiv:2402.14160), level by level.
+It drafts a chain, or a tree with a few children per node (RSD-C, arXiv:2402.14160), level by level. For sampled rows
+the chain has siblings: further guesses for its tokens, which take no forward of the draft model. The tree has as many
+nodes as the chain; the second guess for a token is often right where the first is not.
 """
 
 from dataclasses import dataclass, field
@@ -18,6 +20,7 @@ from foredraft.drafters.common.build_context import BuildContext
 from foredraft.drafters.common.chain import ChainLimits, ChainOptions, build_chain
 from foredraft.drafters.common.draft_runner import DraftRunner, Forwards, RunnerDrafter, RunnerTreeBuilder
 from foredraft.drafters.common.drawn_tree import build_static_tree
+from foredraft.drafters.common.dynamic_tree import TreeLimits, build_dynamic_tree
 from foredraft.drafters.common.templates import Template
 from foredraft.drafters.common.tree_builder import Level
 from foredraft.drafters.common.windowed_runner import WindowedRunner
@@ -25,12 +28,15 @@ from foredraft.engine.beam.speculative import BeamDrafter
 from foredraft.model.base import TargetModel
 from foredraft.model.replay import EAGER, Replay
 
+GUESSES = 4
+"""Guesses for each token of a sampled row's chain, of which the best are kept."""
+
 
 @dataclass(frozen=True, slots=True)
 class Options(ChainOptions):
     """Shape of the draft and context of the draft model, in addition to ``ChainOptions``.
 
-    branching: children per node by level, such as 4x2x1; a chain if not given.
+    branching: children per node by level, such as 4x2x1; if not given, a chain, for sampled rows with siblings.
     window: the draft model reads at most this many tokens: the first and the latest, drafted ones included. It can then
         draft beyond its own context, at constant cost. If not given, it reads everything, up to its context.
     sinks: number of first tokens in the window.
@@ -71,6 +77,7 @@ class DraftModel(RunnerDrafter[DraftRunner], BeamDrafter, Trainable):
         if options.branching is not None:
             template = Template.regular(options.branching)
             self._levels, nodes, depth = Level.all_of(template, model.device), template.nodes, template.depth
+        self._windowed = options.window is not None
         if options.window is None:
             runner = DraftRunner(model, vocab_size, replay)
         else:
@@ -92,12 +99,22 @@ class DraftModel(RunnerDrafter[DraftRunner], BeamDrafter, Trainable):
         if depth == 0:
             return Draft(TokenTree.root(view.roots), Law.FIXED)
         room, device = self.needs.max_nodes, view.lengths.device
+        if not (self._levels or self._windowed or plan.chain or view.draws or view.warp.greedy):
+            worth = max(plan.level_worth, plan.confidence * len(view.rows))
+            limits = TreeLimits(depth, depth, 1, worth, children=min(depth, GUESSES))
+            limits = limits.recorded() if self._runner.records else limits
+            return self._runner.draft("guesses", view, room, guessed_tree, plan.on(device), limits)
         if not self._levels:
             return self._runner.draft("chain", view, room, drafted_chain, ChainLimits.of(plan, depth, device))
         return self._runner.draft("tree", view, room, self._tree, plan.on(device), depth)
 
     def _tree(self, view: View, forwards: Forwards, allowed: Int[Tensor, "B"], depth: int) -> Draft:
         return build_static_tree(RunnerTreeBuilder(forwards, view), self._levels[:depth], allowed)
+
+
+def guessed_tree(view: View, forwards: Forwards, allowed: Int[Tensor, "B"], limits: TreeLimits) -> Draft:
+    """A chain of a draft model, with siblings."""
+    return build_dynamic_tree(RunnerTreeBuilder(forwards, view), allowed, limits)
 
 
 def drafted_chain(view: View, forwards: Forwards, limits: ChainLimits) -> Draft:

@@ -111,7 +111,7 @@ class Relay(CompositeDrafter, Rewindable):
             longest = part.drafter.needs.longest
             if view.draws:  # later steps revisit these positions, possibly with another drafter: each has its own seeds
                 ahead = replace(ahead, noise=replace(ahead.noise, seeds=view.noise.nested(number).seeds))
-            own = Plan(tuple(min(most, longest) for most in left), part.confidence)
+            own = Plan(tuple(min(most, longest) for most in left), part.confidence, chain=True)
             segment = _segment(part, ahead, own, starts)
             segments.append(segment)
             left = [most - count for most, count in zip(left, segment.counts, strict=True)]

@@ -7,8 +7,8 @@ another step. The tensors are copied to buffers at fixed addresses.
 A function must be repeatable: recording runs it more than once with the inputs of one step. What it reads and writes
 beyond its inputs (weights, KV caches) must stay where it is; ``Replay.renew`` says when it moved.
 
-Segments are ``forward`` and ``tail`` (``engine.step``), ``catch-up``, ``tree`` of heads, and
-``chain``, ``tree`` and ``text`` of draft models and of targets that skip layers; or each of their forwards, ``draft``,
+Segments are ``forward`` and ``tail`` (``engine.step``), ``catch-up``, ``tree`` of heads, and ``chain``, ``tree``,
+``guesses`` and ``text`` of draft models and of targets that skip layers; or each of their forwards, ``draft``,
 where the whole cannot be recorded. docs/performance.md lists what is no segment, and why.
 """
 

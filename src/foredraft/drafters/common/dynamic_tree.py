@@ -35,7 +35,8 @@ def frontier(scores: Float[Tensor, "B C"], count: int) -> tuple[Float[Tensor, "B
 
 
 class TreeLimits(NamedTuple):
-    """Limits of a dynamic tree; ``top_k`` nodes of a level are expanded, with ``top_k`` scored children each.
+    """Limits of a dynamic tree; ``top_k`` nodes of a level are expanded, with ``children`` scored children each (0:
+    ``top_k``).
 
     ``level_worth``: see ``Plan``. ``reads``: values may be read where that is free; False for recordings.
     """
@@ -45,11 +46,13 @@ class TreeLimits(NamedTuple):
     top_k: int
     level_worth: float = 0.0
     reads: bool = True
+    children: int = 0
 
     def within(self, plan: Plan) -> "TreeLimits":
         """These and the plan's."""
         nodes = plan.at_most(self.nodes)
-        return TreeLimits(nodes, min(plan.length, self.depth, nodes), self.top_k, plan.level_worth)
+        depth = min(plan.length, self.depth, nodes)
+        return self._replace(nodes=nodes, depth=depth, level_worth=plan.level_worth)
 
     def recorded(self) -> "TreeLimits":
         """The same without what depends on values."""
@@ -128,7 +131,7 @@ def build_dynamic_tree(builder: TreeBuilder, allowed: Int[Tensor, "B"], limits: 
     levels: list[Tensor] = []
     count = 0  # candidates so far
     for level in range(1, depth + 1):
-        ids, shares = builder.ranked(limits.top_k)
+        ids, shares = builder.ranked(limits.children or limits.top_k)
         width = ids.shape[2]
         tokens, scores = ids.flatten(1), (above[..., None] + shares).flatten(1)
         parts.append((tokens, numbers.repeat_interleave(width, 1), scores))
