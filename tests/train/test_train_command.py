@@ -177,6 +177,14 @@ def test_a_run_that_goes_on_says_so(
     assert train("medusa", *out).err.startswith("all 2 steps were already done\n")
 
 
+def test_sigterm_while_libraries_are_imported_is_not_silent(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("foredraft.cli.train._options", lambda *given: (_ for _ in ()).throw(Terminated))
+    ended = train("medusa", "--out", str(tmp_path), *SHORT)
+    assert ended.status == 143 and ended.err.splitlines()[-1] == "foredraft: Interrupted before the run began."
+
+
 def test_an_interrupted_run_that_has_kept_nothing_says_so(
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

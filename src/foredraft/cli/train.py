@@ -101,21 +101,29 @@ def command(
     (pruned from a larger model, then distilled), boost (several, each trained on the errors of the earlier ones). The
     same command resumes an interrupted run and reaches the same weights.
     """
-    from foredraft.train.devices import leads
-
     check_known("recipe", {method: None}, names.RECIPES)
     if not source.data:
         raise OptionError("No training data: give --data FILE.")
-    _check_parts(method, head, small)
-    asked = _Run(method, model, Path(out), source, head, small, loop, _options(method, recipe or ()), device)
-    progress = Progress()
+    progress, begun = Progress(), False
     with terminable():
         try:
+            _check_parts(method, head, small)
+            asked = _Run(method, model, Path(out), source, head, small, loop, _options(method, recipe or ()), device)
+            begun = True
             made = asked.on_answers(progress).train(progress)
         except KeyboardInterrupt as error:
-            raise Interrupted(_kept(progress, Path(out)) if leads() else "", error) from None
-    if leads():
+            if not begun:  # torch may be half imported
+                raise Interrupted("Interrupted before the run began.", error) from None
+            raise Interrupted(_kept(progress, Path(out)) if _leads() else "", error) from None
+    if _leads():
         errors().print(_use(method, made), style="dim", soft_wrap=True)
+
+
+def _leads() -> bool:
+    """Whether this process reports."""
+    from foredraft.train.devices import leads
+
+    return leads()
 
 
 def _options(method: str, given: Iterable[str]) -> Any:
