@@ -49,7 +49,7 @@ CASES: dict[str, dict[str, tuple[tuple[str, ...], str]]] = {
         "unknown option": (("--colour", "red"), "--colour"),
     },
     "check": {
-        "nothing sampled": (("--temperature", "0"), "Sampling needs --temperature above 0"),
+        "nothing sampled": (("--temperature", "0"), "The statistical test needs --temperature above 0"),
         "no prompts wanted": (("--count", "-1"), "--count must be 0 or more"),
         "no such prompts": (("--prompts", "nowhere.jsonl"), "Cannot read the prompt file nowhere.jsonl"),
     },

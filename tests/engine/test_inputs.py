@@ -167,7 +167,9 @@ def test_the_generation_config_that_a_model_has_is_read(generator: foredraft.Gen
 
 @pytest.mark.parametrize("count", [0, True])
 def test_a_number_of_outputs_is_a_whole_number(count: Any, generator: foredraft.Generator):
-    with pytest.raises(OptionError, match="num_return_sequences must be a whole number, 1 or more, not "):
+    with pytest.raises(
+        OptionError, match="num_return_sequences must be a whole number, 1 or more and at most 1048576, not "
+    ):
         generator.generate([1, 2], num_return_sequences=count)
 
 

@@ -82,7 +82,7 @@ def picked(p: Table, q: Table, plan: Plan) -> Draws:
     scores = torch.tensor([[0.0, *(math.log(chances[path]) for path in best)]])
     at = torch.stack([p[len(path)][place(path)] for path in numbers])[None]
     draft = Draft(TokenTree(tokens, parents, depth=plan.length), Law.FIXED, scores=scores)
-    if plan.worth is not None:
+    if plan.worth is not None and plan.worth.prices:
         (kept,) = plan.worth.keep(nodes_of(draft))
         draft, at = selected(draft, [kept]), at[:, kept]
     return Draws(draft, torch.ones(1, dtype=torch.float64), at)

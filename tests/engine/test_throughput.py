@@ -56,13 +56,14 @@ def best_fixed(name: str) -> float:
 @pytest.mark.parametrize("name", ALIKE)
 @pytest.mark.parametrize("noise", [0.0, 0.1])
 def test_it_is_near_the_best_fixed_size(name: str, noise: float):
-    assert rate(replace(ALIKE[name], noise=noise, spikes=noise / 4)) > 0.95 * best_fixed(name)
+    assert rate(replace(ALIKE[name], noise=noise, spikes=noise / 4)) > 0.93 * best_fixed(name)
 
 
 @pytest.mark.parametrize("name", UNEVEN)
 @pytest.mark.parametrize("noise", [0.0, 0.1])
 def test_it_is_above_the_best_fixed_size_where_scores_tell_drafts_apart(name: str, noise: float):
-    assert rate(replace(UNEVEN[name], noise=noise, spikes=noise / 4)) > 1.04 * best_fixed(name)
+    least = 1.0 if noise else 1.08
+    assert rate(replace(UNEVEN[name], noise=noise, spikes=noise / 4)) > least * best_fixed(name)
 
 
 @pytest.mark.parametrize("name", LOSES)

@@ -80,6 +80,7 @@ def test_a_file_on_the_hub(path: Path, monkeypatch: pytest.MonkeyPatch):
         return str(path)
 
     monkeypatch.setattr("foredraft.model.hub.hf_hub_download", download)
+    monkeypatch.setattr("foredraft.model.hub.cached_only", lambda *given: {})
     loaded = load_model("some/one/sub/model.gguf", options={"revision": "v2", "trust_remote_code": True})
     assert asked == [("some/one", "sub/model.gguf", {"revision": "v2"})] and loaded.tokenizer is not None
 

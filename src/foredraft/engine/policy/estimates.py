@@ -157,13 +157,18 @@ class Pace:
         """Tokens per second of steps that draft."""
         return self.tokens / self.seconds if self.seconds else 0.0
 
-    def drafted(self, tokens: int, seconds: float, levels: int, draft_seconds: float) -> None:
-        """Add a step that drafted. A stall counts as two steps."""
+    def drafted(self, tokens: int, seconds: float, levels: int, draft_seconds: float, *, counts: bool = True) -> None:
+        """Add a step that drafted. A stall counts as two steps. ``counts``: for the rate."""
         self.step.add(seconds)
-        self.tokens = self.FADE * self.tokens + tokens
-        self.seconds = self.FADE * self.seconds + min(seconds, 2 * self.step.value)
+        if counts:
+            self.count(tokens, min(seconds, 2 * self.step.value))
         if levels:
             self.level.add(draft_seconds / levels)
+
+    def count(self, tokens: int, seconds: float) -> None:
+        """Add a step to the rate."""
+        self.tokens = self.FADE * self.tokens + tokens
+        self.seconds = self.FADE * self.seconds + seconds
 
     def valued(self, values: Sequence[float], accepted: int, refused: bool) -> None:
         """Add a row: the values of its drafted nodes, how many were accepted, and whether the last one's children were

@@ -34,6 +34,7 @@ class Throughput(Policy):
     ahead = True
     SHARE = 0.006  # of the time that trials may lose
     FIRST, TRIAL = 6, 3  # steps that draft at first, and in a trial
+    LEARN, SHOWN = 3, 7  # the first of them, and the nodes that these verify
     OFTEN = 16  # least steps between trials
     SWITCH = 0.02  # least gain for which drafting starts or stops
     RECENT = 0.8  # decay of ``Worth.recent``
@@ -55,14 +56,15 @@ class Throughput(Policy):
         times = pace.forward.table(self._most)
         prices = {size: rate * (seconds - times[1]) for size, seconds in times.items()}
         picked = (view.warp.greedy or not view.draws) and not self._needs.whole
-        cuts = picked and view.lengths.device.type == "cpu"
+        learning = pace.step.count < self.LEARN  # guesses are verified whatever they are worth, to see which are right
+        cuts = picked and not learning and view.lengths.device.type == "cpu"
         recent = tuple(self._recent.get(row, 0.5) for row in view.rows)
         worth = Worth(model.weights, self._prior, recent, prices if cuts else {})
         length, nodes = self._needs.longest, 0
         if not cuts:
-            size = self._size(pace, prices, active)
+            size = self.SHOWN if learning else self._size(pace, prices, active, rate * pace.level.value)
             length, nodes = (length, size) if self._needs.scored else (min(size, length), 0)
-        level = min(rate * pace.level.value / max(pace.passed / pace.tried, 0.1), 0.9 * active)
+        level = 0.0 if learning else min(rate * pace.level.value * pace.tried / pace.passed, 0.9 * active)
         return Plan(tuple(min(length, limit) for limit in limits), nodes=nodes, level_worth=level, worth=worth)
 
     def observe(self, view: View, plan: Plan, done: StepDone) -> None:
@@ -74,7 +76,12 @@ class Throughput(Policy):
         if plan.worth is None:
             return
         seconds = done.draft_seconds + done.verify_seconds + done.host_seconds
-        pace.drafted(sum(len(result.emitted) for result in done.rows), seconds, done.levels, done.draft_seconds)
+        tokens = sum(len(result.emitted) for result in done.rows)
+        fresh = any(row not in self._recent for row, length in zip(view.rows, plan.lengths, strict=True) if length)
+        if fresh:  # the drafter has read a prompt
+            pace.count(tokens, seconds)
+        else:
+            pace.drafted(tokens, seconds, done.levels, done.draft_seconds, counts=pace.step.count >= self.LEARN)
         features: list[Features] = []
         accepted: list[bool] = []
         for number, (row, length, result) in enumerate(zip(view.rows, plan.lengths, done.rows, strict=True)):
@@ -147,16 +154,18 @@ class Throughput(Policy):
         pace.since, pace.trial = 0, steps - 1
         return not pays
 
-    def _size(self, pace: Pace, prices: Mapping[int, float], active: int) -> int:
+    def _size(self, pace: Pace, prices: Mapping[int, float], active: int, level: float) -> int:
         """The number of drafted nodes with the largest mean value less its price; the length of drafts without scores.
         All if nothing is known yet, and now and then, since a draft shows what smaller ones would bring, but no larger
-        ones."""
+        ones. ``level``: the price of a draft level.
+        """
         most = self._needs.max_nodes if self._needs.scored else self._needs.longest
         if len(pace.curve) <= most or pace.since == self.OFTEN // 2:
             return most
 
         def gain(size: int) -> float:
             nodes = 1 + size * self._needs.max_nodes // most
-            return active * pace.curve[size] - min(price for forward, price in prices.items() if forward >= nodes)
+            forward = min(price for forward, price in prices.items() if forward >= nodes)
+            return active * pace.curve[size] - forward - (0.0 if self._needs.scored else size * level)
 
         return max(range(most + 1), key=gain)
