@@ -54,7 +54,8 @@ def test_every_shape_is_its_specs_own_and_fits_into_the_probe(method: str):
             assert own.depth <= own.nodes <= most, "no tree asks for more nodes than can be scored"
         else:
             option = "prompt_lookup_num_tokens" if method == "prompt_lookup" else "num_assistant_tokens"
-            assert shape == DraftSize(depth=getattr(own, option)) and shape.depth <= getattr(probe, option)
+            length = getattr(own, option)
+            assert shape == DraftSize(length, length) and length <= getattr(probe, option)
 
 
 def test_trees_and_chains_of_a_head_have_probes_of_their_own():
