@@ -92,8 +92,9 @@ class Throughput(Policy):
             features += [each for node in tried if (each := found[node])]
             accepted += [node in path for node in tried]
             refused = any(result.nodes.parents[node] == max(path) for node in tried)
-            values = plan.worth.values(number, result.nodes)[1:]
-            if not self._needs.scored:  # by length
+            if self._needs.scored:
+                values = plan.worth.values(number, result.nodes)[1:]
+            else:  # by length
                 values = [float(result.accepted > depth) for depth in range(length)]
             pace.valued(values, result.accepted, refused)
             self._recent[row] = self.RECENT * self._recent.get(row, 0.5) + (1 - self.RECENT) * bool(result.accepted)
