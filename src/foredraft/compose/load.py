@@ -243,7 +243,8 @@ class _Loader:
         else:
             engine = ParallelEngine(shared, drafter, policy, ranks=shared_by[0], place=shared_by[1], **options)
         generator = Generator(engine, loaded.tokenizer, loaded.eos_token_ids, kind, own)
-        _log.info("Loaded %r, %d rows at most.", generator, self.max_batch_size)
+        # as text: a handler that keeps its records must not keep the generator
+        _log.info("Loaded %s, %d rows at most.", repr(generator), self.max_batch_size)
         release_threads()  # steps may run in another thread
         return generator
 
