@@ -9,7 +9,6 @@
 #include "pack.h"
 
 #define PANEL 64 /* rows whose activations stay in the caches of a core while weights pass */
-#define AHEAD 2048 /* bytes of weights that are fetched ahead */
 
 /* Activations of one product: codes in [-127, 127] with one scale per row and group, value = scale * code. */
 typedef struct {
@@ -56,6 +55,13 @@ static void quantise_row(
     }
 }
 
+/* Fetch what the next block has for a group: its codes and scales come from one stream, in the order of memory. */
+INLINE void fetch_ahead(const uint8_t *block, int64_t groups, int64_t group, int bits, int minima) {
+    const int64_t bytes = code_bytes(bits) + (minima ? 4 : 2) * TILE;
+    const uint8_t *next = block + (groups + group) * bytes;
+    for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(next + line);
+}
+
 INLINE int32_t four(const int8_t *p) {
     int32_t value;
     memcpy(&value, p, 4);
@@ -93,8 +99,7 @@ INLINE void block_rows(
     for (int r = 0; r < rows; r++) total[r] = v_set(0.0f);
     for (int64_t g = 0; g < groups; g++) {
         const uint8_t *w = block + g * code_bytes(bits);
-        if (row == 0)
-            for (int line = 0; line < code_bytes(bits) / 64; line++) __builtin_prefetch(w + AHEAD + 64 * line);
+        if (row == 0) fetch_ahead(block, groups, g, bits, minima);
         __m512i sums[MOST_ROWS];
         for (int r = 0; r < rows; r++) sums[r] = _mm512_set1_epi32(offsets[r * groups + g]);
         group_sums(w, bits, rows, x + g * GROUP, width, sums);
@@ -148,8 +153,7 @@ INLINE void block_rows(
     for (int r = 0; r < 2 * rows; r++) total[r] = v_set(0.0f);
     for (int64_t g = 0; g < groups; g++) {
         const uint8_t *w = block + g * code_bytes(bits);
-        if (row == 0)
-            for (int line = 0; line < code_bytes(bits) / 64; line++) __builtin_prefetch(w + AHEAD + 64 * line);
+        if (row == 0) fetch_ahead(block, groups, g, bits, minima);
         for (int half = 0; half < 2; half++) {
             __m256i sums[MOST_ROWS];
             for (int r = 0; r < rows; r++) sums[r] = _mm256_set1_epi32(offsets[r * groups + g]);
