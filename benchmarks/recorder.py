@@ -5,7 +5,7 @@ from typing import Any, final
 
 from foredraft.bench.measure.recording_drafter import RecordingDrafter
 from foredraft.core.draft import Draft, Verdict
-from foredraft.core.drafter import Drafter
+from foredraft.core.drafter import Drafter, StepOut, View
 
 
 @final
@@ -20,7 +20,7 @@ class Recorder(RecordingDrafter):
         self._places: dict[int, list[int]] = {}
         self._confidence: dict[int, list[int]] = {}
 
-    def _record(self, draft: Draft, verdict: Verdict) -> None:
+    def _record(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None:
         parents = draft.tree.parents.tolist()
         scores = None if draft.scores is None else draft.scores.tolist()
         for row, path in enumerate(verdict.path.tolist()):

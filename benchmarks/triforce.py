@@ -113,7 +113,7 @@ class PeakMemory(RecordingDrafter):
         self.full = self.part = 0
         self._cache = cache
 
-    def _record(self, draft: Draft, verdict: Verdict) -> None:
+    def _record(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None:
         self.full = max(self.full, self._cache.nbytes)
         if isinstance(self._inner, Partial | TriForce):
             self.part = max(self.part, self._inner.partial_bytes)

@@ -107,7 +107,7 @@ def check_identity(
     """Generate each prompt with and without speculation, with the same seeds.
 
     Args:
-        exact: the generator is in exact mode, so near-ties fail too.
+        exact: the generator is in exact mode, or its target gives the same bits in every forward: near-ties fail too.
         together: prompts in a batch with speculation; 0 is all. Those without are one batch.
     """
     seeds = derive_seeds(resolve_seed(params.seed), len(prompts))

@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
 from foredraft.cli.choices import MODEL, SAMPLING, ModelChoice, PromptChoice
 from foredraft.cli.console import busy, output
@@ -14,6 +16,7 @@ from foredraft.core.errors import OptionError
 from foredraft.core.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
+    from foredraft.bench.bits import BitsCheck
     from foredraft.bench.check import IdentityCheck, SampledCheck
     from foredraft.engine.generator import Generator
 
@@ -48,6 +51,9 @@ class What(PromptChoice):
     count: int = field(default=16, metadata={"help": "Prompts to use from each file; 0: all."})
     output_tokens: int = field(default=64, metadata={"help": "Tokens per output that is compared."})
     law: bool = field(default=False, metadata={"help": "Also test sampled tokens against the model's distribution."})
+    bits: bool = field(
+        default=False, metadata={"help": "Only compare logits, as integers, with plain decoding's (native engine)."}
+    )
     tokens: int = field(default=6000, metadata={"help": "Sampled tokens of the statistical test."})
     json: bool = field(default=False, metadata={"help": "Print one JSON object."})
 
@@ -56,6 +62,7 @@ EXAMPLES = (
     "foredraft check -m PATH -d eagle3:HEAD",
     "foredraft check -m PATH -d prompt_lookup --dtype bfloat16 --exact",
     "foredraft check -m PATH -d draft_model:PATH --verifier block --law",
+    "foredraft check -m PATH -d eagle3:HEAD --weights int4 --bits",
 )
 
 
@@ -64,8 +71,10 @@ def command(*, choice: ModelChoice, what: What, sampling: Sampling) -> None:
     """Check that a drafter is lossless on a model.
 
     Output at temperatures 0, 0.7, 1 and 1.3 must equal plain decoding of the same seed, alone and in a batch, except
-    after near-ties (no exception with --exact). With --law, and always with a verifier that needs drawn drafts, a
-    statistical test compares sampled tokens with the model's own distribution. Exit status: 0 lossless, 1 not.
+    after near-ties (no exception with --exact, and none on the native engine). With --law, and always with a verifier
+    that needs drawn drafts, a statistical test compares sampled tokens with the model's own distribution. With --bits,
+    logits of the drafter's nodes, of chains and of random trees, in batches of 1 to 32 and with 1 and 2 threads, must
+    have the bits of plain decoding's. Exit status: 0 lossless, 1 not.
     """
     from foredraft.bench.check import check_sampled, draft_always
     from foredraft.core.verify import RULES
@@ -76,9 +85,13 @@ def command(*, choice: ModelChoice, what: What, sampling: Sampling) -> None:
         raise OptionError("The statistical test needs --temperature above 0.")
     prompts = [prompt.prompt for prompt in what.read()]
     generator = choice.load()
+    if what.bits:
+        _check_bits(generator, prompts, what, sampling.seed)
+        return
     draft_always(generator)
+    exact = choice.exact or generator.engine.target.same_bits
     draws = choice.verifier is not None and RULES[choice.verifier].draws
-    compared = _compare(generator, prompts, what, sampling.seed, exact=choice.exact, greedy=draws)
+    compared = _compare(generator, prompts, what, sampling.seed, exact=exact, greedy=draws)
     sampled = None
     if what.law or draws:
         with busy("Statistical test"):
@@ -97,6 +110,58 @@ def command(*, choice: ModelChoice, what: What, sampling: Sampling) -> None:
         console.print(f"Verdict: {verdict}.", style="bold green" if passed else "bold red", highlight=False)
     if not passed:
         raise typer.Exit(1)
+
+
+def _check_bits(generator: "Generator", prompts: Sequence[Any], what: What, seed: int) -> None:
+    """Compare logits, print a table and a sentence, and exit if some differ."""
+    from foredraft.bench.bits import BitsCheck, check_bits
+
+    found = BitsCheck((), None)
+    with busy("Comparing bits") as update:
+        for found in check_bits(generator, prompts, what.output_tokens, seed):
+            update(f"Comparing bits: {found.different} of {found.positions:,} positions differ")
+    target = generator.engine.target
+    if what.json:
+        about = {"model": target.name, "weights": target.weights, "drafter": generator.kind.method}
+        counts = {"lossless": found.passed, "positions": found.positions, "different": found.different}
+        cells = {"cells": [cell._asdict() for cell in found.cells]}
+        typer.echo(json.dumps(about | counts | cells | {"first": found.first and found.first._asdict()}))
+    else:
+        console = output()
+        console.print(_bits_table(found))
+        style = "bold green" if found.passed else "bold red"
+        console.print(_bits_sentence(found), style=style, soft_wrap=True)
+    if not found.passed:
+        raise typer.Exit(1)
+
+
+def _bits_table(found: "BitsCheck") -> Table:
+    """Positions that differ, of those compared, by drafts, threads and batch size."""
+    batches = sorted({cell.batch for cell in found.cells})
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("drafts", "threads", *(f"batch {batch}" for batch in batches)):
+        table.add_column(name, justify="left" if name == "drafts" else "right")
+    cells = {(cell.drafts, cell.threads, cell.batch): cell for cell in found.cells}
+    for drafts, threads in dict.fromkeys((cell.drafts, cell.threads) for cell in found.cells):
+        row = [cells[drafts, threads, batch] for batch in batches]
+        shown = [
+            Text(f"{cell.different} of {cell.positions:,}", style="bold red" if cell.different else "") for cell in row
+        ]
+        table.add_row(drafts, str(threads), *shown)
+    return table
+
+
+def _bits_sentence(found: "BitsCheck") -> str:
+    first = found.first
+    if first is None:
+        return f"The logits of all {found.positions:,} positions have the bits of plain decoding's."
+    rows = "1 row" if first.batch == 1 else f"{first.batch} rows"
+    threads = "1 thread" if first.threads == 1 else f"{first.threads} threads"
+    return (
+        f"{found.different:,} of {found.positions:,} positions differ from plain decoding, first with {first.drafts}, "
+        f"{rows} and {threads} after {first.place} tokens: {first.logits:,} logits, that of token {first.token} is "
+        f"{first.found!r} instead of {first.expected!r}."
+    )
 
 
 @dataclass(frozen=True, slots=True)

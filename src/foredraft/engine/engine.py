@@ -106,6 +106,11 @@ class Engine:
         return self._admission.max_rows
 
     @property
+    def cache(self) -> SlotCache:
+        """The target's KV cache."""
+        return self._stepper.cache
+
+    @property
     def prefilling(self) -> int:
         """The number of requests whose prompts are being read."""
         return len(self._reader.requests)

@@ -33,11 +33,11 @@ class RecordingDrafter(Drafter):
 
     def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None:
         self._inner.commit(view, draft, verdict, out)
-        self._record(draft, verdict)
+        self._record(view, draft, verdict, out)
 
     def release(self, row: int) -> None:
         self._inner.release(row)
 
     @abstractmethod
-    def _record(self, draft: Draft, verdict: Verdict) -> None:
-        """Record a step's draft and verdict; called after the inner drafter's ``commit``."""
+    def _record(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None:
+        """Record a step; called after the inner drafter's ``commit``."""

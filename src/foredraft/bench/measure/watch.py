@@ -14,7 +14,7 @@ from foredraft.bench.measure.records import Cost, RunFile, Watched
 from foredraft.bench.measure.run import Settings
 from foredraft.bench.prompts import BenchPrompt
 from foredraft.core.draft import Draft, Verdict
-from foredraft.core.drafter import Drafter
+from foredraft.core.drafter import Drafter, StepOut, View
 from foredraft.core.errors import ForedraftError
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.engine.cost_model import measure_bandwidth, measure_costs
@@ -39,7 +39,7 @@ class Recorder(RecordingDrafter):
         self.places: dict[str, list[int]] = {}
         self.confidence: dict[str, list[int]] = {}
 
-    def _record(self, draft: Draft, verdict: Verdict) -> None:
+    def _record(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None:
         scores = None if draft.scores is None else draft.scores.tolist()
         for row, (parents, path) in enumerate(zip(draft.tree.parents.tolist(), verdict.path.tolist(), strict=True)):
             accepted = set(path)

@@ -40,6 +40,8 @@ class NativeLM(TargetModel):
         kv_dtype: of keys and values, float16 or float32.
     """
 
+    same_bits = True
+
     def __init__(
         self, decoder: Decoder, model: PreTrainedModel, *, first_token: int = 0, kv_dtype: torch.dtype = torch.float16
     ) -> None:
