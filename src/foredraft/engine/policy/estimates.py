@@ -134,8 +134,8 @@ def rising_means(measured: Sequence[tuple[float, int]]) -> list[float]:
 class Pace:
     """What steps of one batch size and temperature bring and take.
 
-    ``tokens``, ``seconds``: decayed sums over steps that draft. ``step``, ``level``: seconds of such a step, and of a
-    draft level. ``curve``: the mean value of the best n nodes of a row together, by n from 0 on. ``tried``, ``passed``:
+    ``tokens``, ``seconds``: decayed sums over steps that draft. ``step``, ``draft``, ``level``: seconds of such a step,
+    of its draft, and of a level of it. ``curve``: the mean value of the best n nodes of a row together, by n from 0 on. ``tried``, ``passed``:
     decayed numbers of accepted nodes with children, and of those with an accepted child.
     """
 
@@ -143,6 +143,7 @@ class Pace:
     forward: ForwardTimes = field(default_factory=ForwardTimes)
     step: Window = field(default_factory=Window)
     level: Window = field(default_factory=Window)
+    draft: Window = field(default_factory=Window)
     tokens: float = 0.0
     seconds: float = 0.0
     curve: list[float] = field(default_factory=lambda: [0.0])
@@ -160,6 +161,7 @@ class Pace:
     def drafted(self, tokens: int, seconds: float, levels: int, draft_seconds: float, *, counts: bool = True) -> None:
         """Add a step that drafted. A stall counts as two steps. ``counts``: for the rate."""
         self.step.add(seconds)
+        self.draft.add(draft_seconds)
         if counts:
             self.count(tokens, min(seconds, 2 * self.step.value))
         if levels:

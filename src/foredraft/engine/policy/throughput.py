@@ -35,7 +35,7 @@ class Throughput(Policy):
     SHARE = 0.006  # of the time that trials may lose
     FIRST, TRIAL = 6, 3  # steps that draft at first, and in a trial
     LEARN, SHOWN = 3, 7  # the first of them, and the nodes that these verify
-    OFTEN = 16  # least steps between trials
+    OFTEN, SOON = 16, 4  # least steps between trials; SOON where they cost the draft alone
     SWITCH = 0.02  # least gain for which drafting starts or stops
     RECENT = 0.8  # decay of ``Worth.recent``
 
@@ -50,14 +50,15 @@ class Throughput(Policy):
     def plan(self, view: View, limits: Sequence[int]) -> Plan:
         pace, model = self._records(view)
         active = sum(limit > 0 for limit in limits)
-        if not active or not self._drafts(pace, len(limits)):
+        picked = (view.warp.greedy or not view.draws) and not self._needs.whole
+        cheap = picked and view.lengths.device.type == "cpu"  # what does not pay is dropped after it was drafted
+        if not active or not self._drafts(pace, len(limits), cheap):
             return Plan((0,) * len(limits))
         rate = self._rate(pace, len(limits))
         times = pace.forward.table(self._most)
         prices = {size: rate * (seconds - times[1]) for size, seconds in times.items()}
-        picked = (view.warp.greedy or not view.draws) and not self._needs.whole
         learning = pace.step.count < self.LEARN  # guesses are verified whatever they are worth, to see which are right
-        cuts = picked and not learning and view.lengths.device.type == "cpu"
+        cuts = cheap and not learning
         recent = tuple(self._recent.get(row, 0.5) for row in view.rows)
         worth = Worth(model.weights, self._prior, recent, prices if cuts else {})
         length, nodes = self._needs.longest, 0
@@ -100,6 +101,8 @@ class Throughput(Policy):
             self._recent[row] = self.RECENT * self._recent.get(row, 0.5) + (1 - self.RECENT) * bool(result.accepted)
         if features:
             model.learn(features, accepted)
+        if not pace.pays and any(result.accepted for result in done.rows):
+            pace.trial = max(pace.trial, 1)  # a trial goes on while it gains
 
     def release(self, row: int) -> None:
         self._recent.pop(row, None)
@@ -137,8 +140,8 @@ class Throughput(Policy):
         """Tokens per second of the better of plain and drafting steps."""
         return max(rows / pace.forward.plain if pace.forward.plain else 0.0, pace.rate)
 
-    def _drafts(self, pace: Pace, rows: int) -> bool:
-        """Whether this step drafts: if that pays, or for a trial."""
+    def _drafts(self, pace: Pace, rows: int, cheap: bool) -> bool:
+        """Whether this step drafts: if that pays, or for a trial. ``cheap``: a trial of one step tells enough."""
         plain, pace.since = pace.forward.plain, pace.since + 1
         if not plain or not pace.seconds or 0 < pace.step.count < self.FIRST:
             return plain > 0
@@ -149,8 +152,12 @@ class Throughput(Policy):
         if pace.trial:
             pace.trial -= 1
             return not pays
-        steps, loss = (1, 1 - 1 / gain) if pays else (self.TRIAL, 1 - gain)
-        if pace.since < max(steps * loss / self.SHARE, self.OFTEN):
+        steps, loss, least = 1, 1 - 1 / gain, self.OFTEN
+        if not pays:
+            steps, loss = self.TRIAL, 1 - gain
+            if cheap:
+                steps, loss, least = 1, min(loss, pace.draft.value / plain), self.SOON
+        if pace.since < max(steps * loss / self.SHARE, least):
             return pays
         pace.since, pace.trial = 0, steps - 1
         return not pays
