@@ -15,7 +15,7 @@ from foredraft.heads.nets.eagle import Eagle, Eagle3, Eagle3Config, EagleConfig
 from foredraft.heads.nets.hydra import Hydra, HydraConfig
 from foredraft.heads.nets.medusa import Blockwise, BlockwiseConfig, Medusa, MedusaConfig
 from foredraft.model.cache import SlotCache
-from foredraft.model.head_parts import block_like, parts_of, rotary_of
+from foredraft.model.head_parts import block_like, rotary_of
 from foredraft.model.hf import CausalLM
 
 
@@ -37,7 +37,7 @@ def seeded(make: Callable[..., Any]) -> Callable[..., Any]:
 def eagle(target: CausalLM, *, num_layers: int = 1, fc_bias: bool = True, **block: Any) -> Eagle:
     shape = block_like(target.config, **block)
     config = EagleConfig(block=shape, num_layers=num_layers, fc_bias=fc_bias)
-    return Eagle(config, rotary_of(shape), parts_of(target.model))
+    return Eagle(config, rotary_of(shape), target.parts())
 
 
 @seeded
@@ -50,7 +50,7 @@ def eagle3(
     **flags: Any,
 ) -> Eagle3:
     shape = block_like(target.config, **(block or {}))
-    parts = parts_of(target.model)
+    parts = target.parts()
     config = Eagle3Config(
         block=shape,
         vocab_size=parts.vocab_size,
@@ -67,7 +67,7 @@ def eagle3(
 
 @seeded
 def medusa(target: CausalLM, *, heads: int = 3, layers: int = 1, own_heads: bool = True, **more: Any) -> Medusa:
-    parts = parts_of(target.model)
+    parts = target.parts()
     config = MedusaConfig(
         hidden_size=parts.hidden_size,
         vocab_size=parts.vocab_size,
@@ -81,14 +81,14 @@ def medusa(target: CausalLM, *, heads: int = 3, layers: int = 1, own_heads: bool
 
 @seeded
 def blockwise(target: CausalLM, *, heads: int = 3) -> Blockwise:
-    parts = parts_of(target.model)
+    parts = target.parts()
     config = BlockwiseConfig(hidden_size=parts.hidden_size, vocab_size=parts.vocab_size, num_heads=heads, inner_size=24)
     return Blockwise(config, parts)
 
 
 @seeded
 def hydra(target: CausalLM, *, heads: int = 3, layers: int = 1, prefix: bool = False, own_heads: bool = True) -> Hydra:
-    parts = parts_of(target.model)
+    parts = target.parts()
     shape = block_like(target.config)
     config = HydraConfig(
         hidden_size=parts.hidden_size,

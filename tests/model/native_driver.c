@@ -258,6 +258,20 @@ static void check_refusals(const Random *made, Engine *engine) {
     free_cache(&cache);
 }
 
+/* Without the attention of one layer and the MLP of the other, bits are the same as well; half of a part is refused. */
+static void check_skips(const Random *made, Engine *engine) {
+    Layer layers[] = {made->layers[0], made->layers[1]};
+    Random other = *made;
+    other.model.layer = other.layers = layers;
+    layers[0].qkv.data = layers[0].out.data = layers[1].up.data = layers[1].down.data = NULL;
+    check_model_bits(&other, engine);
+    Step step = {.rows = 1, .nodes = 1};
+    layers[0].out.data = made->layers[0].out.data;
+    CHECK(fd_forward(engine, &other.model, &step, 1) == BAD_SHAPE);
+    layers[0].qkv.data = made->layers[0].qkv.data, layers[1].up.data = made->layers[1].up.data;
+    CHECK(fd_forward(engine, &other.model, &step, 1) == BAD_SHAPE);
+}
+
 static void check_codes(void) {
     uint8_t codes[2 * 32], data[1024] __attribute__((aligned(64)));
     uint16_t scales[2] = {0x3c00, 0x4000}, minima[2] = {0xbc00, 0};
@@ -285,6 +299,7 @@ int main(void) {
             Random made = random_model(odd ? 20 : 16, odd ? 5 : 3, kinds[kind][0], kinds[kind][1], odd ? KV_F32 : KV_F16, odd);
             Engine *engine = fd_engine_new();
             check_model_bits(&made, engine);
+            check_skips(&made, engine);
             check_refusals(&made, engine);
             fd_engine_free(engine);
             free_model(&made);

@@ -19,7 +19,7 @@ from foredraft.drafters.eagle3 import Eagle3Drafter, Options
 from foredraft.model.head_parts import output_weight
 from foredraft.model.hf import CausalLM, acquire
 from foredraft.model.memory import is_plain, stored_bytes
-from foredraft.model.skipping import Layers
+from foredraft.model.skipping import layers_of
 from foredraft.train.heads.init import new_eagle3, new_medusa
 
 SHAPE = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3, "head_dim": 32}
@@ -78,7 +78,7 @@ def test_greedy_output_is_that_of_generate(name: str, folders: tuple[Path, Path]
     assert target.packed_layers == 1, "the output layer alone is not quantised"
     rest = 4 * (tiny.VOCAB * 128 + 128 * 7)
     assert LINEAR * size <= target.weight_bytes - rest <= LINEAR * size * 1.1
-    assert Layers(target).first(1).cost == pytest.approx(1 - LINEAR * size * 2 / 3 / target.weight_bytes, abs=0.05)
+    assert layers_of(target).first(1).cost == pytest.approx(1 - LINEAR * size * 2 / 3 / target.weight_bytes, abs=0.05)
     target.release()
 
 

@@ -12,8 +12,9 @@ from foredraft.core.errors import ModelError
 from foredraft.model.cache import SlotCache
 from foredraft.model.hf import CausalLM
 from foredraft.model.masks import address_segments
-from foredraft.model.skipping import Layers, LayerSkipLM
+from foredraft.model.skipping import LayerSkipLM, layers_of
 from foredraft.model.taps import decoder_layers
+from native import needs_compiler, on_native
 
 TOLERANCE = 1e-4
 NAMES = [*tiny.MODELS, *tiny.MORE]
@@ -54,9 +55,9 @@ def test_the_first_layers_are_the_model_cut_off_behind_them(name: str):
     with torch.inference_mode():
         expected = [short(torch.tensor([text])).logits[0] for text in texts]
     model = CausalLM(raw)
-    found = said(Layers(model).first(2), texts)
+    found = said(layers_of(model).first(2), texts)
     assert all((a - b).abs().max() < TOLERANCE for a, b in zip(found, expected, strict=True))
-    every = said(Layers(model).first(4), texts)
+    every = said(layers_of(model).first(4), texts)
     for logits, text in zip(every, texts, strict=True):
         assert (logits - model.stock_logits(torch.tensor([text]))[0]).abs().max() < TOLERANCE
     assert (every[0] - found[0]).abs().max() > 0.1, "this test cannot fail"
@@ -74,6 +75,23 @@ def zeroed(raw: Any, numbers: tuple[int, ...], child: str, start: int = 0) -> li
     return [layers[number].get_submodule(child).register_forward_hook(hook) for number in numbers]
 
 
+@needs_compiler
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "olmo2"])
+@pytest.mark.parametrize(("attention", "mlp"), [((1,), ()), ((), (2, 3)), ((0, 3), (0, 1)), ((1, 2), (1, 2))])
+def test_on_the_native_engine_the_same_parts_are_left_out(name: str, attention: tuple[int, ...], mlp: tuple[int, ...]):
+    raw, texts = tiny.four(name), tiny.prompts((17, 5))
+    native = on_native(raw, "float32", torch.float32)
+    ours, stock = layers_of(native), layers_of(CausalLM(raw))
+    pairs = [(each.without(attention, mlp), each.first(1 + len(mlp))) for each in (ours, stock)]
+    for ours_drafts, stock_drafts in zip(*pairs, strict=True):
+        found, expected = said(ours_drafts, texts), said(stock_drafts, texts)
+        assert all((a - b).abs().max() < TOLERANCE for a, b in zip(found, expected, strict=True))
+    every = torch.tensor([texts[0]])
+    assert (native.stock_logits(every) - stock.model.stock_logits(every)).abs().max() < TOLERANCE, "nothing stays"
+    assert layers_of(native).without((), ()).cost == 1.0
+    assert layers_of(native).first(2).cost == pytest.approx(layers_of(CausalLM(raw)).first(2).cost, abs=0.05)
+
+
 @pytest.mark.parametrize("name", PARTS)
 @pytest.mark.parametrize(("attention", "mlp"), [((1,), ()), ((), (2, 3)), ((0, 3), (0, 1))])
 def test_without_a_part_is_the_model_in_which_it_says_nothing(
@@ -86,7 +104,7 @@ def test_without_a_part_is_the_model_in_which_it_says_nothing(
         expected = [raw(torch.tensor([text])).logits[0] for text in texts]
     for handle in handles:
         handle.remove()
-    found = said(Layers(CausalLM(raw)).without(attention, mlp), texts)
+    found = said(layers_of(CausalLM(raw)).without(attention, mlp), texts)
     assert all((a - b).abs().max() < TOLERANCE for a, b in zip(found, expected, strict=True))
 
 
@@ -113,7 +131,7 @@ def test_beside_a_text_pieces_of_it_see_what_the_whole_model_has_left(name: str)
     roots = [[start for start in own for _ in range(length)] for own in starts]
     padded = [torch.tensor([rows[0], rows[1] + [pad] * 3]) for rows, pad in ((tokens, 0), (places, 0), (roots, -1))]
     step = address_segments(*padded, 20, (0, 1), model.layout)
-    found = Layers(model).without((1,), (2,)).forward(step, cache).logits
+    found = layers_of(model).without((1,), (2,)).forward(step, cache).logits
     assert (torch.cat([found[0], found[1, :6]]) - torch.stack(expected)).abs().max() < TOLERANCE
 
 
@@ -121,7 +139,7 @@ def test_nothing_stays_on_the_model():
     raw = tiny.four("llama")
     model = CausalLM(raw)
     before = {id(module): len(module._forward_hooks) for module in raw.modules()}
-    layers = Layers(model)
+    layers = layers_of(model)
     partial = layers.without((1, 2), (2,))
     assert not forwards(raw)
     text = tiny.prompts((9,))[0]
@@ -144,14 +162,14 @@ def test_a_forward_that_was_there_before_comes_back():
     own = layer.forward
     layer.forward = lambda *args, **kwargs: own(*args, **kwargs)
     kept = layer.forward
-    partial = Layers(CausalLM(raw)).first(1)
+    partial = layers_of(CausalLM(raw)).first(1)
     said(partial, [[1, 2, 3]])
     assert forwards(raw) == [layer] and layer.forward is kept
 
 
 def test_what_is_left_out_leaves_no_keys_and_values():
     model = CausalLM(tiny.four("llama"))
-    layers = Layers(model)
+    layers = layers_of(model)
     for partial, expected in (
         (layers.first(2), [True, True, False, False]),
         (layers.without((1,), (1, 3)), [True, False, True, True]),
@@ -166,7 +184,7 @@ def test_the_cost_is_the_share_of_the_weights_that_are_read(fast: bool):
     raw = tiny.four("llama")
     count = {name: sum(p.numel() for p in module.parameters()) for name, module in raw.named_modules()}
     head, layer = count["lm_head"] + count["model.norm"], count["model.layers.0"]
-    layers = Layers(CausalLM(raw, fast=fast))
+    layers = layers_of(CausalLM(raw, fast=fast))
     assert layers.first(1).cost == pytest.approx((head + layer) / (head + 4 * layer))
     attention, mlp = count["model.layers.0.self_attn"], count["model.layers.0.mlp"]
     left = head + 4 * layer - 2 * attention - mlp
@@ -201,14 +219,14 @@ def test_the_cost_of_a_quantised_model_counts_its_buffers():
     head = raw.lm_head.weight.nbytes + raw.model.norm.weight.nbytes
     assert one > 3 * sum(each.nbytes for each in layer.parameters())
     assert model.weight_bytes == head + 4 * one
-    layers = Layers(model)
+    layers = layers_of(model)
     assert layers.first(1).cost == pytest.approx((head + one) / (head + 4 * one))
     mlp = sum(each.nbytes for each in layer.mlp.buffers())
     assert layers.without((), (2,)).cost == pytest.approx(1 - mlp / (head + 4 * one)), "the MLP is seen as one"
 
 
 def test_impossible_wishes_are_refused():
-    layers = Layers(CausalLM(tiny.four("llama")))
+    layers = layers_of(CausalLM(tiny.four("llama")))
     for count in (0, 5, -1):
         with pytest.raises(ModelError, match="1 to 4 of them"):
             layers.first(count)
@@ -222,13 +240,13 @@ def test_layers_that_do_not_come_apart_are_left_out_whole_or_not_at_all():
     layer = decoder_layers(raw)[1]
     own = layer.forward
     layer.forward = lambda *args, **kwargs: own(*args, **kwargs) + 1.0
-    layers = Layers(CausalLM(raw))
+    layers = layers_of(CausalLM(raw))
     with pytest.raises(ModelError, match="only whole layers"):
         layers.without((0,), ())
     text = tiny.prompts((7,))[0]
     found = said(layers.without((1, 2), (2, 1)), [text])[0]
     layer.forward = own
-    assert torch.equal(found, said(Layers(layers.model).without((1, 2), (1, 2)), [text])[0])
+    assert torch.equal(found, said(layers_of(layers.model).without((1, 2), (1, 2)), [text])[0])
 
 
 def test_layers_that_hand_on_something_else_are_refused():
@@ -238,4 +256,4 @@ def test_layers_that_hand_on_something_else_are_refused():
     own = layer.forward
     layer.forward = lambda *args, **kwargs: [own(*args, **kwargs)]
     with pytest.raises(ModelError, match="cannot run with skipped layers"):
-        Layers(model)
+        layers_of(model)

@@ -100,11 +100,11 @@ def check_bits(
             "--weights int4 or int8, where the native engine runs it and promises equal bits."
         )
     texts = _rows([generator.encode(prompt) for prompt in prompts], max(BATCHES))
-    plain = _Plain(target, seed)
+    plain = PlainDecoding(target)
     drafters: dict[str, Drafter] = {
         "plain rows": NoDrafter(),
-        "chains": _Random(plain, target.vocab_size, linear=True),
-        "trees": _Random(plain, target.vocab_size, linear=False),
+        "chains": _Random(plain, target.vocab_size, seed, linear=True),
+        "trees": _Random(plain, target.vocab_size, seed, linear=False),
     }
     if generator.engine.drafter.needs.max_nodes:
         drafters[generator.kind.method] = generator.engine.drafter
@@ -113,7 +113,7 @@ def check_bits(
     for threads in THREADS:
         for name, drafter in drafters.items():
             for batch in BATCHES:
-                comparing = _Comparing(drafter, plain)
+                comparing = Comparing(drafter, plain)
                 with _threads(threads):
                     _generate(generator, comparing, texts[:batch], max(tokens // batch, min(tokens, _FEWEST)))
                 cells.append(Cell(name, threads, batch, comparing.positions, comparing.different))
@@ -156,11 +156,10 @@ class _After(NamedTuple):
     best: int
 
 
-class _Plain:
+class PlainDecoding:
     """Plain decoding of any text: one token a forward, one thread. Each row continues what it has read last."""
 
-    def __init__(self, target: TargetModel, seed: int) -> None:
-        self.seed = seed
+    def __init__(self, target: TargetModel) -> None:
         self._target = target
         self._cache = target.new_cache()
         self._read: dict[int, list[int]] = {}
@@ -196,10 +195,10 @@ def digest(logits: Float[Tensor, "V"]) -> bytes:
 
 
 @final
-class _Comparing(RecordingDrafter):
+class Comparing(RecordingDrafter):
     """Compares the logits of every node of each step with plain decoding's."""
 
-    def __init__(self, inner: Drafter, plain: _Plain) -> None:
+    def __init__(self, inner: Drafter, plain: PlainDecoding) -> None:
         super().__init__(inner)
         self._plain = plain
         self.positions = self.different = 0
@@ -242,10 +241,11 @@ class _Random(Drafter):
     A row's draft depends on its text alone, so that all settings verify the same nodes.
     """
 
-    def __init__(self, plain: _Plain, vocab_size: int, *, linear: bool) -> None:
+    def __init__(self, plain: PlainDecoding, vocab_size: int, seed: int, *, linear: bool) -> None:
         self.needs = Needs(max_nodes=_NODES)
         self._plain = plain
         self._vocab_size = vocab_size
+        self._seed = seed
         self._linear = linear
 
     def propose(self, view: View, plan: Plan) -> Draft:
@@ -260,7 +260,7 @@ class _Random(Drafter):
 
     def _drawn(self, row: int, text: tuple[int, ...], longest: int) -> tuple[list[int], list[int]]:
         """Tokens and parents of a row's draft, no path of which is longer than that."""
-        source = random.Random(f"{self._plain.seed} {self._linear} {text}")
+        source = random.Random(f"{self._seed} {self._linear} {text}")
         paths, tokens, parents = [text], [text[-1]], [-1]
         most = min(longest, _NODES) if self._linear or not longest else _NODES
         for node in range(1, source.randint(min(most, 1), most) + 1):

@@ -11,10 +11,10 @@ from foredraft.core.errors import DrafterError, OptionError
 from foredraft.drafters.common.build_context import BuildContext
 from foredraft.drafters.common.chain import ChainOptions
 from foredraft.drafters.common.self_speculative import SkippingDrafter
+from foredraft.model.base import TargetModel
 from foredraft.model.cache import SlotCache
-from foredraft.model.hf import CausalLM
 from foredraft.model.replay import EAGER, Replay
-from foredraft.model.skipping import Layers
+from foredraft.model.skipping import layers_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +42,17 @@ class EarlyExit(SkippingDrafter):
     """
 
     def __init__(
-        self, options: Options, target: CausalLM, cache: SlotCache, vocab_size: int, replay: Replay = EAGER
+        self, options: Options, target: TargetModel, cache: SlotCache, vocab_size: int, replay: Replay = EAGER
     ) -> None:
         if options.assistant_early_exit is None:
             raise DrafterError(
                 f"early_exit needs the number of layers that draft, 1 to {target.layers} for this model: write "
                 "early_exit,assistant_early_exit=E."
             )
-        first = Layers(target).first(options.assistant_early_exit)
+        first = layers_of(target).first(options.assistant_early_exit)
         super().__init__(options, first, cache, vocab_size, replay)
 
 
 def build(options: Options, context: BuildContext) -> EarlyExit:
     """early_exit,assistant_early_exit=E"""
-    return EarlyExit(options, context.stock_target, context.cache, context.vocab_size, context.replay)
+    return EarlyExit(options, context.target, context.cache, context.vocab_size, context.replay)

@@ -12,10 +12,10 @@ from foredraft.drafters.common.build_context import BuildContext
 from foredraft.drafters.common.chain import ChainOptions
 from foredraft.drafters.common.self_speculative import SkippingDrafter
 from foredraft.drafters.common.skip_config import read_skip_config
+from foredraft.model.base import TargetModel
 from foredraft.model.cache import SlotCache
-from foredraft.model.hf import CausalLM
 from foredraft.model.replay import EAGER, Replay
-from foredraft.model.skipping import Layers
+from foredraft.model.skipping import layers_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +40,9 @@ class LayerSkip(SkippingDrafter):
     """
 
     def __init__(
-        self, options: Options, target: CausalLM, cache: SlotCache, vocab_size: int, replay: Replay = EAGER
+        self, options: Options, target: TargetModel, cache: SlotCache, vocab_size: int, replay: Replay = EAGER
     ) -> None:
-        rest = Layers(target).without(options.skip_attention, options.skip_mlp)
+        rest = layers_of(target).without(options.skip_attention, options.skip_mlp)
         super().__init__(options, rest, cache, vocab_size, replay)
 
 
@@ -64,4 +64,4 @@ def build(options: Options, context: BuildContext) -> LayerSkip:
                 f"{context.target.layers}."
             )
         options = replace(options, skip_attention=skips.attention, skip_mlp=skips.mlp)
-    return LayerSkip(options, context.stock_target, context.cache, context.vocab_size, context.replay)
+    return LayerSkip(options, context.target, context.cache, context.vocab_size, context.replay)

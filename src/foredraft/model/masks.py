@@ -163,7 +163,7 @@ def address_segments(
     nodes, device = tokens.shape[1], tokens.device
     slots = (first_slot + torch.arange(nodes, device=device)).expand_as(tokens)
     segment = (roots[:, :, None] == roots[:, None]) & (positions[:, None] <= positions[:, :, None])
-    end = roots.clamp(max=first_slot)
+    end = roots.clamp(0, first_slot)
     visible = {}
     for kind, bound in layout.kinds.items():
         begin = None if bound is None else _begin(positions, bound, kind in layout.chunked)

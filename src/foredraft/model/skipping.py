@@ -1,14 +1,16 @@
-"""A stock model that skips some of its decoder layers, or the attention or MLP of some layers.
+"""A model that skips some of its decoder layers, or the attention or MLP of some layers.
 
-During a forward, skipped modules have their ``forward`` replaced: a layer returns its input, an attention or MLP
-returns zeros. Modules, hooks and layer attributes (types, masks) are unchanged, no weight is copied, and the
-replacement is undone after the forward. Layers are numbered from 0, as in the model's list.
+Of a transformers model, skipped modules have their ``forward`` replaced during a forward: a layer returns its input, an
+attention or MLP returns zeros. Modules, hooks and layer attributes (types, masks) are unchanged, and the replacement is
+undone after the forward. The native engine gets a list of layers without the skipped matrices. No weight is copied.
+Layers are numbered from 0, as in the model's list.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from typing import Any, final
 
@@ -19,13 +21,18 @@ from torch import Tensor, nn
 from foredraft.core.drafter import StepOut
 from foredraft.core.errors import ModelError, first_line
 from foredraft.core.tree import TokenTree
+from foredraft.model.base import TargetModel
 from foredraft.model.cache import SlotCache
 from foredraft.model.hf import MODEL_ERRORS, CausalLM
 from foredraft.model.masks import StepIn
 from foredraft.model.memory import has_matrices, stored_bytes
+from foredraft.model.native.decoder import Skips
+from foredraft.model.native.model import NativeLM
 from foredraft.model.taps import decoder_layers
 
 Forward = Callable[..., Any]
+LayeredLM = CausalLM | NativeLM
+"""Models that know how their layers attend (``layout``)."""
 
 
 @final
@@ -35,35 +42,92 @@ class LayerSkipLM:
     Only the thread that runs the model may run this. A skipped attention writes no keys and values.
 
     Args:
-        replacements: the skipped modules, each with its replacement ``forward``.
+        skipping: makes a context in which ``model.compute`` skips the parts.
         cost: fraction of the model's weights that a forward still reads.
     """
 
-    def __init__(self, model: CausalLM, replacements: list[tuple[nn.Module, Forward]], cost: float) -> None:
+    def __init__(self, model: LayeredLM, skipping: Callable[[], AbstractContextManager[None]], cost: float) -> None:
         self.model = model
         self.cost = cost
-        self._replacements = replacements
+        self._skipping = skipping
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """The context in which ``model.compute`` skips the parts."""
-        with self.model.running(), _patched(self._replacements):
+        with self.model.running(), self._skipping():
             yield
 
     @torch.inference_mode()
     def forward(self, step: StepIn, cache: SlotCache, keep: Int[Tensor, "M"] | None = None) -> StepOut:
-        """Like ``CausalLM.forward``. A skipped layer's hidden states are its input."""
+        """Like the model's ``forward``. A skipped layer's hidden states are its input."""
         with self.running():
             return self.model.compute(step, cache, keep)
 
 
-@final
-class Layers:
-    """The decoder layers of a model and their attention and MLP modules, found by two small forwards.
+class Layers(ABC):
+    """The decoder layers of a model."""
+
+    model: LayeredLM
+
+    def __len__(self) -> int:
+        return self.model.layers
+
+    def first(self, count: int) -> LayerSkipLM:
+        """The first ``count`` layers, then the final norm and the output layer.
+
+        Raises:
+            ModelError: ``count`` is not between 1 and the number of layers.
+        """
+        if not 1 <= count <= len(self):
+            raise ModelError(f"{self.model.name} has {len(self)} layers: a draft can have 1 to {len(self)} of them.")
+        return self._without(*[frozenset(range(count, len(self)))] * 2)
+
+    def without(self, attention: Collection[int], mlp: Collection[int]) -> LayerSkipLM:
+        """The model without the attention and the MLP of the given layers; a layer in both lists is skipped as a whole.
+
+        Raises:
+            ModelError: there is no such layer, or its attention and MLP cannot be skipped separately.
+        """
+        for number in (*attention, *mlp):
+            if not 0 <= number < len(self):
+                raise ModelError(f"{self.model.name} has layers 0 to {len(self) - 1}; there is no layer {number}.")
+        return self._without(frozenset(attention), frozenset(mlp))
+
+    @abstractmethod
+    def _without(self, attention: frozenset[int], mlp: frozenset[int]) -> LayerSkipLM:
+        """``without`` layers that exist."""
+
+
+def layers_of(model: TargetModel) -> Layers:
+    """The layers of a model.
 
     Raises:
         ModelError: the model cannot run with skipped layers.
     """
+    if isinstance(model, NativeLM):
+        return _NativeLayers(model)
+    if isinstance(model, CausalLM):
+        return _StockLayers(model)
+    raise ModelError(f"{model.name} cannot run with skipped layers.")
+
+
+@final
+class _NativeLayers(Layers):
+    """Layers on the native engine."""
+
+    def __init__(self, model: NativeLM) -> None:
+        self.model = model
+        self._native = model
+
+    def _without(self, attention: frozenset[int], mlp: frozenset[int]) -> LayerSkipLM:
+        skips, decoder = Skips(attention, mlp), self._native.decoder
+        cost = 1.0 - decoder.skipped_bytes(skips) / decoder.read_bytes
+        return LayerSkipLM(self._native, self._native.without(skips), cost)
+
+
+@final
+class _StockLayers(Layers):
+    """The layers of a transformers model and their attention and MLP modules, found by two small forwards."""
 
     def __init__(self, model: CausalLM) -> None:
         self.model = model
@@ -79,28 +143,10 @@ class Layers:
     def __len__(self) -> int:
         return len(self._blocks)
 
-    def first(self, count: int) -> LayerSkipLM:
-        """The first ``count`` layers, then the final norm and the output layer.
-
-        Raises:
-            ModelError: ``count`` is not between 1 and the number of layers.
-        """
-        if not 1 <= count <= len(self):
-            raise ModelError(f"{self.model.name} has {len(self)} layers: a draft can have 1 to {len(self)} of them.")
-        return self._skip(range(count, len(self)), [])
-
-    def without(self, attention: Collection[int], mlp: Collection[int]) -> LayerSkipLM:
-        """The model without the attention and the MLP of the given layers; a layer in both lists is skipped as a whole.
-
-        Raises:
-            ModelError: there is no such layer, or its attention and MLP cannot be skipped separately.
-        """
-        for number in (*attention, *mlp):
-            if not 0 <= number < len(self):
-                raise ModelError(f"{self.model.name} has layers 0 to {len(self) - 1}; there is no layer {number}.")
-        whole = set(attention) & set(mlp)
-        parts = [part for number in set(attention) - whole for part in self._parts.attention[number]]
-        parts += [part for number in set(mlp) - whole for part in self._parts.mlp[number]]
+    def _without(self, attention: frozenset[int], mlp: frozenset[int]) -> LayerSkipLM:
+        whole = attention & mlp
+        parts = [part for number in attention - whole for part in self._parts.attention[number]]
+        parts += [part for number in mlp - whole for part in self._parts.mlp[number]]
         if parts and not self._separable:
             raise ModelError(
                 f"{self.model.name} does not add attention and MLP separately to its hidden states, so only whole "
@@ -113,7 +159,7 @@ class Layers:
         replacements = [(layer, _returning(_unchanged, self._parts.returns[layer])) for layer in layers]
         replacements += [(part, _returning(torch.zeros_like, self._parts.returns[part])) for part in parts]
         skipped = sum(stored_bytes(module) for module, _ in replacements)
-        return LayerSkipLM(self.model, replacements, 1.0 - skipped / self.model.weight_bytes)
+        return LayerSkipLM(self.model, partial(_patched, replacements), 1.0 - skipped / self.model.weight_bytes)
 
     @cached_property
     def _separable(self) -> bool:

@@ -14,10 +14,9 @@ from foredraft.bench.tune.skip_search import KINDS, SkipTrial, Sublayer, layers_
 from foredraft.core.errors import DataError, OptionError
 from foredraft.core.io import atomic_write_text, json_lines
 from foredraft.core.theory import acceptance
-from foredraft.model.hf import CausalLM
 from foredraft.model.masks import address_segments
 from foredraft.model.prefill import prefill
-from foredraft.model.skipping import Layers, LayerSkipLM
+from foredraft.model.skipping import LayeredLM, LayerSkipLM, layers_of
 
 _BATCH = 8
 """Samples per forward."""
@@ -47,8 +46,8 @@ class SkipEvaluator:
         DataError: all answers are shorter than ``longest``.
     """
 
-    def __init__(self, model: CausalLM, samples: Sequence[Sample], *, temperature: float, longest: int) -> None:
-        self._layers = Layers(model)
+    def __init__(self, model: LayeredLM, samples: Sequence[Sample], *, temperature: float, longest: int) -> None:
+        self._layers = layers_of(model)
         self._drafts = [_Drafts.of(sample, longest) for sample in samples]
         self._temperature = temperature
         self._longest = longest
@@ -78,7 +77,7 @@ class SkipEvaluator:
                 steps[k - 1] += _steps(reached, k)
         return SkipTrial(without, thinned.cost, tuple(self.tokens / count for count in steps))
 
-    def _laws(self, model: CausalLM | LayerSkipLM) -> list[Tensor]:
+    def _laws(self, model: LayeredLM | LayerSkipLM) -> list[Tensor]:
         """Per sample, the model's argmax [N] or law [N, V] after each draft token."""
         full = self._layers.model
         found: list[Tensor] = []
@@ -99,7 +98,7 @@ class SkipEvaluator:
                 found.append(law.cpu())
         return found
 
-    def _prefill(self, model: CausalLM) -> None:
+    def _prefill(self, model: LayeredLM) -> None:
         """Read the samples with the full model."""
         room = max(len(drafts.tokens) for drafts in self._drafts)
         self._cache.reserve(len(self._drafts), self._longest_sample + room)

@@ -77,14 +77,15 @@ class BuildContext(ABC):
 
     @property
     def stock_target(self) -> CausalLM:
-        """The target as a transformers model, for methods that run parts of it.
+        """The target as a transformers model, for methods that read a part of its KV cache.
 
         Raises:
             DrafterError: it is on the native engine.
         """
         if not isinstance(self.target, CausalLM):
             raise DrafterError(
-                f"{self.name} runs parts of the target, which the native engine does not have: load it without weights."
+                f"{self.name} reads a part of the target's KV cache, which the native engine does not: load it without "
+                "weights."
             )
         return self.target
 

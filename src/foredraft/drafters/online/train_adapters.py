@@ -20,6 +20,7 @@ from foredraft.heads.nets.ttt_attention import Unrolled, take
 from foredraft.model.cpu_linear import copy_weights, plain_copy
 from foredraft.model.head_parts import parts_of
 from foredraft.model.hf import CausalLM
+from foredraft.model.native.model import NativeLM
 from foredraft.model.taps import body
 
 N = TypeVar("N", bound=nn.Module)
@@ -162,6 +163,10 @@ def adapter_for(network: object) -> TrainAdapter:
     Raises:
         DrafterError: there is none.
     """
+    if isinstance(network, NativeLM):
+        raise DrafterError(
+            "online trains draft models in floats: load target and draft without weights, or use a head."
+        )
     raise DrafterError(f"online cannot train a {type(network).__name__}.")
 
 

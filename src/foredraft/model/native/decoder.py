@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -18,6 +19,16 @@ Source = Callable[[str], "Tensor | Codes | None"]
 """The weight of a name in the state dict, as floats or as codes; None if there is none."""
 
 
+class Skips(NamedTuple):
+    """The layers whose attention, and those whose MLP, a forward leaves out."""
+
+    attention: frozenset[int]
+    mlp: frozenset[int]
+
+
+NO_SKIPS = Skips(frozenset(), frozenset())
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class PackedLayer:
     """A decoder layer: gates come before the rest of ``up``, if there are any."""
@@ -29,10 +40,18 @@ class PackedLayer:
     norms: dict[str, Float[Tensor, "H"]]
 
     def struct(self, kind: int, rotary: int) -> c.Layer:
-        matrices = [each.struct() for each in (self.qkv, self.out, self.up, self.down)]
+        matrices = [each.struct() for each in (*self.attention, *self.mlp)]
         return c.Layer(
             *matrices, kind=kind, rotary=rotary, **{name: each.data_ptr() for name, each in self.norms.items()}
         )
+
+    @property
+    def attention(self) -> tuple[PackedMatrix, PackedMatrix]:
+        return self.qkv, self.out
+
+    @property
+    def mlp(self) -> tuple[PackedMatrix, PackedMatrix]:
+        return self.up, self.down
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -52,13 +71,29 @@ class Decoder:
     @property
     def read_bytes(self) -> int:
         """Bytes of weights that a forward of one token reads."""
-        matrices = (each for layer in self.layers for each in (layer.qkv, layer.out, layer.up, layer.down))
+        matrices = (each for layer in self.layers for each in (*layer.attention, *layer.mlp))
         return sum(each.nbytes for each in matrices) + self.head.nbytes
 
-    def struct(self, kinds: int, kv: int) -> tuple[c.Model, object]:
-        """The C struct, and what must live as long; ``kinds``: types of layers, ``kv``: of keys and values."""
+    def skipped_bytes(self, skips: Skips) -> int:
+        """Bytes of weights that a forward does not read then."""
+        parts = [self.layers[number].attention for number in skips.attention]
+        parts += [self.layers[number].mlp for number in skips.mlp]
+        return sum(each.nbytes for part in parts for each in part)
+
+    def struct(self, kinds: int, kv: int, skips: Skips = NO_SKIPS) -> tuple[c.Model, object]:
+        """The C struct, and what must live as long.
+
+        Args:
+            kinds: types of layers.
+            kv: of keys and values.
+            skips: parts that a forward leaves out.
+        """
         shape = self.shape
         each = [layer.struct(shape.kinds[i], shape.rotary[i]) for i, layer in enumerate(self.layers)]
+        for number in skips.attention:
+            each[number].qkv.data = each[number].out.data = None
+        for number in skips.mlp:
+            each[number].up.data = each[number].down.data = None
         layers = (c.Layer * len(each))(*each)
         sizes = ("layers", "hidden", "heads", "kv_heads", "head_dim", "inner", "vocabulary", "activation")
         factors = (

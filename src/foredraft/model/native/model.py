@@ -2,8 +2,8 @@
 
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, final
 
 import torch
@@ -19,7 +19,7 @@ from foredraft.model.base import TargetModel
 from foredraft.model.cache import SlotCache
 from foredraft.model.masks import StepIn, address
 from foredraft.model.native import library as c
-from foredraft.model.native.decoder import Decoder
+from foredraft.model.native.decoder import NO_SKIPS, Decoder, Skips
 from foredraft.model.native.weights import TILE
 from foredraft.model.support import context_of, layout_of
 
@@ -62,8 +62,8 @@ class NativeLM(TargetModel):
         self._library = decoder.library
         self._engine = self._library.engine_new()
         weakref.finalize(self, self._library.engine_free, self._engine)
-        self._struct, self._kept = decoder.struct(len(self.layout.kinds), 0 if kv_dtype == torch.float16 else 1)
         self._kv_dtype = kv_dtype
+        self._struct, self._kept = self._struct_without(NO_SKIPS)
         self._width = -(-shape.head_dim // TILE) * TILE
         self._tables: list[Tensor] = []
         self._grow_tables(_TABLE)
@@ -193,6 +193,24 @@ class NativeLM(TargetModel):
         self._tables = [
             torch.cat([each.table(start, _TABLE) for start in counts]) for each in self.decoder.shape.frequencies
         ]
+
+    def _struct_without(self, skips: Skips) -> tuple[c.Model, object]:
+        return self.decoder.struct(len(self.layout.kinds), 0 if self._kv_dtype == torch.float16 else 1, skips)
+
+    def without(self, skips: Skips) -> Callable[[], AbstractContextManager[None]]:
+        """A function that makes contexts within ``running`` in which forwards leave these parts out."""
+        struct, kept = self._struct_without(skips)
+
+        @contextmanager
+        def skipping() -> Iterator[None]:
+            before = self._struct, self._kept
+            self._struct, self._kept = struct, kept
+            try:
+                yield
+            finally:
+                self._struct, self._kept = before
+
+        return skipping
 
     def empty_hidden(self) -> dict[int, Float[Tensor, "1 T H"]]:
         return dict.fromkeys(self._taps, torch.zeros(1, 0, self.decoder.shape.hidden))

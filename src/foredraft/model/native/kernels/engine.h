@@ -22,7 +22,7 @@ typedef struct {
 } Matrix;
 
 typedef struct {
-    Matrix qkv, out, up, down;                       /* up: gates, then the rest, if gated */
+    Matrix qkv, out, up, down; /* up: gates, then the rest, if gated; attention or MLP without data is skipped */
     const float *before_attention, *after_attention; /* weights of RMS norms, or NULL */
     const float *before_mlp, *after_mlp;
     const float *query_norm, *key_norm;

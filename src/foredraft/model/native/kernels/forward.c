@@ -270,12 +270,15 @@ static void after_attention(void *context, int64_t first, int64_t last, int thre
 
 /* ---- MLP ---- */
 
+INLINE int has_attention(const Layer *layer) { return layer->qkv.data != NULL; }
+INLINE int has_mlp(const Layer *layer) { return layer->up.data != NULL; }
+
 static void before_mlp(void *context, int64_t first, int64_t last, int thread) {
     Run *run = context;
     (void)thread;
     for (int64_t row = first; row < last; row++) {
-        leave(run, row, run->layer->after_attention);
-        enter(run, row, run->layer->before_mlp);
+        if (has_attention(run->layer)) leave(run, row, run->layer->after_attention);
+        if (has_mlp(run->layer)) enter(run, row, run->layer->before_mlp);
     }
 }
 
@@ -329,7 +332,7 @@ static void after_mlp(void *context, int64_t first, int64_t last, int thread) {
     Run *run = context;
     (void)thread;
     for (int64_t row = first; row < last; row++) {
-        leave(run, row, run->layer->after_mlp);
+        if (has_mlp(run->layer)) leave(run, row, run->layer->after_mlp);
         tap(run, run->number + 1, row, run->states + row * run->state_width);
     }
 }
@@ -340,16 +343,20 @@ static void run_layer(Run *run, int64_t number) {
     const Layer *layer = run->layer = &run->model->layer[number];
     run->number = number;
     run->out = (Output){run->outputs, run->output_width, NULL};
-    rows_in_parallel(run, before_attention, &layer->qkv);
-    product(run);
-    rows_in_parallel(run, place_heads, &layer->qkv);
-    parallel(run->pool, attend_heads, run, run->rows * run->model->kv_heads, 1);
-    rows_in_parallel(run, after_attention, &layer->out);
-    product(run);
+    if (has_attention(layer)) {
+        rows_in_parallel(run, before_attention, &layer->qkv);
+        product(run);
+        rows_in_parallel(run, place_heads, &layer->qkv);
+        parallel(run->pool, attend_heads, run, run->rows * run->model->kv_heads, 1);
+        rows_in_parallel(run, after_attention, &layer->out);
+        product(run);
+    }
     rows_in_parallel(run, before_mlp, &layer->up);
-    product(run);
-    rows_in_parallel(run, activate, &layer->down);
-    product(run);
+    if (has_mlp(layer)) {
+        product(run);
+        rows_in_parallel(run, activate, &layer->down);
+        product(run);
+    }
     rows_in_parallel(run, after_mlp, &layer->down);
 }
 
@@ -424,7 +431,7 @@ static int32_t check_model(const Model *m) {
         const int64_t shapes[][2] = {{both, m->hidden}, {m->hidden, width}, {up, m->hidden}, {m->hidden, m->inner}};
         for (int k = 0; k < 4; k++) {
             if (each[k]->outputs != shapes[k][0] || each[k]->inputs != shapes[k][1]) return BAD_SHAPE;
-            if (bad_data(each[k])) return BAD_SHAPE;
+            if (each[k]->data != NULL ? bad_data(each[k]) : each[k ^ 1]->data != NULL) return BAD_SHAPE; /* k ^ 1: of the same part */
         }
         if (l->kind < 0 || l->kind >= m->kinds || l->rotary < 0 || l->rotary >= m->rotary_tables) return BAD_SHAPE;
         if (m->head_norm != NO_HEAD_NORM && (!l->query_norm || !l->key_norm)) return BAD_SHAPE;
