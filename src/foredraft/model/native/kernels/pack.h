@@ -1,7 +1,7 @@
 /* Weights into tiles of 16 outputs by 32 inputs, and back.
  *
- * The block of 16 outputs is contiguous: the codes of all groups, their scales, their minima, if any, and padding to 64
- * bytes. Codes of 4 bits: byte 64 c + 4 o + j of a group has input 4 c + j of output o in its low half and input
+ * The block of 16 outputs is one stream: for each pair of groups their codes, their scales and their minima, if any; the
+ * last group may be alone. It is padded to 64 bytes. Codes of 4 bits: byte 64 c + 4 o + j of a group has input 4 c + j of output o in its low half and input
  * 16 + 4 c + j in its high half. Codes of 8 bits: byte 64 c + 4 o + j is input 4 c + j of output o. Float weights: for each
  * input, those of the 16 outputs.
  */
@@ -16,10 +16,25 @@ INLINE int64_t tiles_of(int64_t outputs) { return (outputs + TILE - 1) / TILE; }
 INLINE int64_t padded(int64_t count, int64_t multiple) { return (count + multiple - 1) / multiple * multiple; }
 INLINE int64_t code_bytes(int32_t bits) { return bits == 4 ? 256 : 512; }
 
+INLINE int64_t group_bytes(int32_t bits, int minima) { return code_bytes(bits) + (minima ? 4 : 2) * TILE; }
+
 /* Bytes of a block of 16 outputs. */
 INLINE int64_t block_bytes(int64_t inputs, int32_t bits, int32_t zero) {
     if (bits == 32) return padded(inputs, GROUP) * TILE * 4;
-    return padded(groups_of(inputs) * (code_bytes(bits) + (zero == MINIMA ? 64 : 32)), 64);
+    return padded(groups_of(inputs) * group_bytes(bits, zero == MINIMA), 64);
+}
+
+/* What a block holds of a group, from the 16 outputs' codes on; ``minima`` means nothing where there are none. */
+typedef struct {
+    const uint8_t *codes;
+    const uint16_t *scales, *minima;
+} Group;
+
+INLINE Group group_at(const uint8_t *block, int64_t groups, int64_t group, int32_t bits, int minima) {
+    int64_t second = group % 2, together = second || group + 1 < groups ? 2 : 1;
+    const uint8_t *pair = block + (group - second) * group_bytes(bits, minima);
+    const uint16_t *scales = (const uint16_t *)(pair + together * code_bytes(bits));
+    return (Group){pair + second * code_bytes(bits), scales + second * TILE, scales + (together + second) * TILE};
 }
 
 INLINE int32_t code_at(const uint8_t *codes, int32_t bits, int64_t output, int64_t input) {
@@ -134,10 +149,10 @@ static void encode_group(const float *w, int32_t bits, int32_t zero, Encoded *fo
 }
 
 static void put_group(uint8_t *block, int64_t groups, int32_t bits, int32_t zero, int64_t output, int64_t group, const Encoded *found) {
-    uint16_t *scales = (uint16_t *)(block + groups * code_bytes(bits));
-    scales[group * TILE + output] = found->scale;
-    if (zero == MINIMA) scales[(groups + group) * TILE + output] = found->minimum;
-    for (int i = 0; i < GROUP; i++) set_code(block + group * code_bytes(bits), bits, output, i, found->codes[i]);
+    Group at = group_at(block, groups, group, bits, zero == MINIMA);
+    ((uint16_t *)at.scales)[output] = found->scale;
+    if (zero == MINIMA) ((uint16_t *)at.minima)[output] = found->minimum;
+    for (int i = 0; i < GROUP; i++) set_code((uint8_t *)at.codes, bits, output, i, found->codes[i]);
 }
 
 int64_t fd_matrix_bytes(int64_t outputs, int64_t inputs, int32_t bits, int32_t zero) {
@@ -188,16 +203,14 @@ int32_t fd_pack_codes(
 static void unpack_row(const Matrix *m, int64_t output, float *out) {
     int64_t groups = groups_of(m->inputs), o = output % TILE;
     const uint8_t *block = m->data + output / TILE * block_bytes(m->inputs, m->bits, m->zero);
-    const uint16_t *scales = (const uint16_t *)(block + groups * code_bytes(m->bits));
     for (int64_t i = 0; i < m->inputs; i++) {
         if (m->bits == 32) {
             out[i] = ((const float *)block)[i * TILE + o];
             continue;
         }
-        int64_t group = i / GROUP;
-        float scale = half_to_float(scales[group * TILE + o]);
-        float code = (float)code_at(block + group * code_bytes(m->bits), m->bits, o, i % GROUP);
-        float minimum = m->zero == MINIMA ? half_to_float(scales[(groups + group) * TILE + o]) : 0.0f;
+        Group group = group_at(block, groups, i / GROUP, m->bits, m->zero == MINIMA);
+        float scale = half_to_float(group.scales[o]), code = (float)code_at(group.codes, m->bits, o, i % GROUP);
+        float minimum = m->zero == MINIMA ? half_to_float(group.minima[o]) : 0.0f;
         out[i] = m->zero == MINIMA ? scale * code + minimum : scale * (code - (float)m->zero);
     }
 }

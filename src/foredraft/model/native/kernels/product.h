@@ -55,11 +55,13 @@ static void quantise_row(
     }
 }
 
-/* Fetch what the next block has for a group: its codes and scales come from one stream, in the order of memory. */
-INLINE void fetch_ahead(const uint8_t *block, int64_t groups, int64_t group, int bits, int minima) {
-    const int64_t bytes = code_bytes(bits) + (minima ? 4 : 2) * TILE;
-    const uint8_t *next = block + (groups + group) * bytes;
-    for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(next + line);
+/* Fetch weights into the second level of the caches; a block is one stream, and the next block follows it. Memory is the
+ * limit for few rows, and what is fetched far ahead comes in the way then; with more rows there is time. Measured on
+ * Zen 4: docs/log.md.
+ */
+INLINE void fetch_ahead(const uint8_t *block, int64_t group, int bits, int minima, int rows) {
+    const uint8_t *next = block + group * group_bytes(bits, minima) + (rows <= bits / 4 ? 512 : 8192);
+    for (int64_t line = 0; line < group_bytes(bits, minima); line += 64) __builtin_prefetch(next + line, 0, 2);
 }
 
 INLINE int32_t four(const int8_t *p) {
@@ -90,7 +92,6 @@ INLINE void group_sums(const uint8_t *w, int bits, int rows, const int8_t *x, in
 INLINE void block_rows(
     const uint8_t *block, int64_t groups, int bits, int minima, int rows, const Activations *a, int64_t row,
     const float *bias, const Output *y) {
-    const uint16_t *scales = (const uint16_t *)(block + groups * code_bytes(bits));
     const int64_t width = groups * GROUP;
     const int8_t *x = a->codes + row * width;
     const float *row_scales = a->scales + row * groups, *row_sums = a->sums + row * groups;
@@ -98,16 +99,16 @@ INLINE void block_rows(
     vf total[MOST_ROWS];
     for (int r = 0; r < rows; r++) total[r] = v_set(0.0f);
     for (int64_t g = 0; g < groups; g++) {
-        const uint8_t *w = block + g * code_bytes(bits);
-        if (row == 0) fetch_ahead(block, groups, g, bits, minima);
+        const Group at = group_at(block, groups, g, bits, minima);
+        if (row == 0) fetch_ahead(block, g, bits, minima, rows);
         __m512i sums[MOST_ROWS];
         for (int r = 0; r < rows; r++) sums[r] = _mm512_set1_epi32(offsets[r * groups + g]);
-        group_sums(w, bits, rows, x + g * GROUP, width, sums);
-        vf scale = v_load_half(scales + g * TILE);
+        group_sums(at.codes, bits, rows, x + g * GROUP, width, sums);
+        vf scale = v_load_half(at.scales);
         for (int r = 0; r < rows; r++)
             total[r] = v_fma(v_mul(_mm512_cvtepi32_ps(sums[r]), v_set(row_scales[r * groups + g])), scale, total[r]);
         if (minima) {
-            vf minimum = v_load_half(scales + (groups + g) * TILE);
+            vf minimum = v_load_half(at.minima);
             for (int r = 0; r < rows; r++) total[r] = v_fma(v_set(row_sums[r * groups + g]), minimum, total[r]);
         }
     }
@@ -144,7 +145,6 @@ INLINE void group_sums(const uint8_t *w, int bits, int rows, const int8_t *x, in
 INLINE void block_rows(
     const uint8_t *block, int64_t groups, int bits, int minima, int rows, const Activations *a, int64_t row,
     const float *bias, const Output *y) {
-    const uint16_t *scales = (const uint16_t *)(block + groups * code_bytes(bits));
     const int64_t width = groups * GROUP;
     const int8_t *x = a->codes + row * width;
     const float *row_scales = a->scales + row * groups, *row_sums = a->sums + row * groups;
@@ -152,18 +152,18 @@ INLINE void block_rows(
     vf total[2 * MOST_ROWS];
     for (int r = 0; r < 2 * rows; r++) total[r] = v_set(0.0f);
     for (int64_t g = 0; g < groups; g++) {
-        const uint8_t *w = block + g * code_bytes(bits);
-        if (row == 0) fetch_ahead(block, groups, g, bits, minima);
+        const Group at = group_at(block, groups, g, bits, minima);
+        if (row == 0) fetch_ahead(block, g, bits, minima, rows);
         for (int half = 0; half < 2; half++) {
             __m256i sums[MOST_ROWS];
             for (int r = 0; r < rows; r++) sums[r] = _mm256_set1_epi32(offsets[r * groups + g]);
-            group_sums(w + 32 * half, bits, rows, x + g * GROUP, width, sums);
-            vf scale = v_load_half(scales + g * TILE + W * half);
+            group_sums(at.codes + 32 * half, bits, rows, x + g * GROUP, width, sums);
+            vf scale = v_load_half(at.scales + W * half);
             vf *own = total + half * rows;
             for (int r = 0; r < rows; r++)
                 own[r] = v_fma(v_mul(_mm256_cvtepi32_ps(sums[r]), v_set(row_scales[r * groups + g])), scale, own[r]);
             if (minima) {
-                vf minimum = v_load_half(scales + (groups + g) * TILE + W * half);
+                vf minimum = v_load_half(at.minima + W * half);
                 for (int r = 0; r < rows; r++) own[r] = v_fma(v_set(row_sums[r * groups + g]), minimum, own[r]);
             }
         }
@@ -198,7 +198,6 @@ INLINE void group_sums(const uint8_t *w, int bits, int rows, const int8_t *x, in
 INLINE void block_rows(
     const uint8_t *block, int64_t groups, int bits, int minima, int rows, const Activations *a, int64_t row,
     const float *bias, const Output *y) {
-    const uint16_t *scales = (const uint16_t *)(block + groups * code_bytes(bits));
     const int64_t width = groups * GROUP;
     const int8_t *x = a->codes + row * width;
     const float *row_scales = a->scales + row * groups, *row_sums = a->sums + row * groups;
@@ -206,14 +205,15 @@ INLINE void block_rows(
     vf total[4 * MOST_ROWS];
     for (int i = 0; i < 4 * rows; i++) total[i] = v_set(0.0f);
     for (int64_t g = 0; g < groups; g++) {
+        const Group at = group_at(block, groups, g, bits, minima);
         int32x4_t sums[4 * MOST_ROWS];
         for (int i = 0; i < 4 * rows; i++) sums[i] = vdupq_n_s32(offsets[i / 4 * groups + g]);
-        group_sums(block + g * code_bytes(bits), bits, rows, x + g * GROUP, width, sums);
+        group_sums(at.codes, bits, rows, x + g * GROUP, width, sums);
         for (int i = 0; i < 4 * rows; i++) {
-            vf scale = v_load_half(scales + g * TILE + W * (i % 4)), own = v_set(row_scales[i / 4 * groups + g]);
+            vf scale = v_load_half(at.scales + W * (i % 4)), own = v_set(row_scales[i / 4 * groups + g]);
             total[i] = v_fma(v_mul(vcvtq_f32_s32(sums[i]), own), scale, total[i]);
             if (minima) {
-                vf minimum = v_load_half(scales + (groups + g) * TILE + W * (i % 4));
+                vf minimum = v_load_half(at.minima + W * (i % 4));
                 total[i] = v_fma(v_set(row_sums[i / 4 * groups + g]), minimum, total[i]);
             }
         }
@@ -231,20 +231,20 @@ INLINE void block_rows(
 INLINE void block_rows(
     const uint8_t *block, int64_t groups, int bits, int minima, int rows, const Activations *a, int64_t row,
     const float *bias, const Output *y) {
-    const uint16_t *scales = (const uint16_t *)(block + groups * code_bytes(bits));
     (void)rows;
     float *out = output_row(y, row);
     float total[TILE] = {0};
     for (int64_t g = 0; g < groups; g++) {
+        const Group at = group_at(block, groups, g, bits, minima);
         int32_t sums[TILE];
         for (int o = 0; o < TILE; o++) sums[o] = a->offsets[row * groups + g];
         for (int i = 0; i < GROUP; i++) {
             int32_t code = a->codes[(row * groups + g) * GROUP + i];
-            for (int o = 0; o < TILE; o++) sums[o] += code * code_at(block + g * code_bytes(bits), bits, o, i);
+            for (int o = 0; o < TILE; o++) sums[o] += code * code_at(at.codes, bits, o, i);
         }
         for (int o = 0; o < TILE; o++) {
-            total[o] += (float)sums[o] * a->scales[row * groups + g] * half_to_float(scales[g * TILE + o]);
-            if (minima) total[o] += a->sums[row * groups + g] * half_to_float(scales[(groups + g) * TILE + o]);
+            total[o] += (float)sums[o] * a->scales[row * groups + g] * half_to_float(at.scales[o]);
+            if (minima) total[o] += a->sums[row * groups + g] * half_to_float(at.minima[o]);
         }
     }
     for (int o = 0; o < TILE; o++) out[o] = bias ? total[o] + bias[o] : total[o];
