@@ -59,6 +59,12 @@ def test_every_kind_of_line_is_read_as_it_was_written(write: Write):
     assert tuple(watched.places["1-1-2"]) == (5, 2)
 
 
+def test_the_record_of_another_program_is_named(write: Write):
+    other = {"kind": "provenance", "command": "python benchmarks/triforce.py"}
+    with pytest.raises(DataError, match=r"is a record of 'python benchmarks/triforce.py', not of foredraft bench"):
+        read_runs(write(other, {"kind": "run", "cache_bytes": 3}))
+
+
 def test_a_sentence_of_an_error_is_read_again(write: Write):
     failed = run(error="no room", model="tiny")
     assert read_runs(write(PROVENANCE, failed.line())).runs == [failed]

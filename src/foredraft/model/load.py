@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -60,6 +61,7 @@ _FILES = {
 }
 """Options of ``from_pretrained`` that say which files are read, also for configs and tokenizers."""
 
+_UNKNOWN_OPTION = re.compile(r".*__init__\(\) got an unexpected keyword argument '(\w+)'")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
@@ -226,6 +228,10 @@ def _explained(name: str, path: str, given: Mapping[str, Any], error: Exception)
         return f"There is no folder {name!r}, and downloading it from the hub failed: {reason}."
     if "ignore_mismatched_sizes" in reason:  # its table of shapes went to the log
         reason = "its weights do not have the shapes that its config.json requires"
+    elif isinstance(error, StrictDataclassError) and error.__cause__ is not None:  # the validator's name is no reason
+        reason = first_line(error.__cause__).rstrip(".:")
+    elif (option := _UNKNOWN_OPTION.fullmatch(reason)) and option[1] in given:
+        reason = f"from_pretrained has no option {option[1]!r} for this model"
     elif not isinstance(error, (OSError, ValueError, ImportError, StrictDataclassError)):  # not written for users
         kind = error.__class__.__name__
         reason = f"transformers failed with {reason if reason.startswith(kind) else f'{kind}: {reason}'}"

@@ -8,7 +8,7 @@ from typing import Any
 
 from foredraft.core.errors import PromptError
 from foredraft.core.sampling.grammar import Grammar
-from foredraft.core.sampling.params import SamplingParams
+from foredraft.core.sampling.params import MOST_ENDS, SamplingParams
 from foredraft.model.tokenizer import Tokenizer
 from foredraft.serve.errors import ApiError
 from foredraft.serve.grammars import chat_grammar, grammar_of
@@ -176,7 +176,10 @@ class Converter:
             options["top_k"] = body.top_k
         if body.ignore_eos or body.stop_token_ids:
             own = () if body.ignore_eos else self.eos
-            options["eos_token_id"] = (*own, *(body.stop_token_ids or ()))
+            more = body.stop_token_ids or []
+            if len(more) > (most := MOST_ENDS - len(own)):
+                raise ApiError(400, f"stop_token_ids has {len(more)} ids; the most are {most}.", param="stop_token_ids")
+            options["eos_token_id"] = (*own, *more)
         options["record_steps"] = body.return_steps
         if body.prediction is not None:
             options["prediction"] = body.prediction.text

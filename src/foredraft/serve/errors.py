@@ -2,6 +2,7 @@
 
 import functools
 import json
+from collections.abc import Mapping, Sequence as Seq
 from typing import Any, TypeVar
 
 from fastapi import Response
@@ -119,19 +120,48 @@ def validated(kind: type[B], body: Any) -> B:
     try:
         return kind.model_validate(body)
     except ValidationError as error:
-        raise _invalid(RequestValidationError(error.errors())) from None
+        raise _invalid(RequestValidationError(error.errors(), body=body)) from None
 
 
 def _invalid(error: RequestValidationError) -> ApiError:
     """The first of the deepest faults of a body: where a value has several types, the one that fits best. A value out
     of range fits better than one of another type."""
-    fault = max(error.errors(), key=lambda each: (len(each["loc"]), not each["type"].endswith("_type")))
-    place = [str(part) for part in fault["loc"] if part != "body" and "[" not in str(part)]
+    faults = [(_place(each, error.body), each) for each in error.errors()]
+    place, fault = max(faults, key=lambda each: (len(each[0]), not each[1]["type"].endswith("_type")))
     if fault["type"] == "json_invalid":
         return ApiError(400, f"The body is not valid JSON: {fault['ctx']['error']} at character {fault['loc'][-1]}.")
     own = fault.get("ctx", {}).get("error")
     if not place and own is None:  # no body, or a form, as curl sends it without a content-type
         return ApiError(400, "The body must be a JSON object (content-type: application/json).")
-    message = str(own) if isinstance(own, ForedraftError) else fault["msg"]
+    if isinstance(own, ForedraftError):
+        message = str(own)
+    else:
+        same = [each for at, each in faults if at == place and each["type"].endswith("_type")]
+        message = _types(same) if fault in same else fault["msg"]
     name = ".".join(place)
     return ApiError(400, f"{name}: {message}" if name else message, param=name or None)
+
+
+def _place(fault: Mapping[str, Any], body: Any) -> list[str]:
+    """Where in a body a fault is; pydantic also names the types that it tried there."""
+    place, value = [], body
+    for part in fault["loc"]:
+        if isinstance(value, list) and isinstance(part, int) and part < len(value):
+            place.append(str(part))
+            value = value[part]
+        elif isinstance(value, dict) and part in value:
+            place.append(str(part))
+            value = value[part]
+    if fault["type"] == "missing" and isinstance(value, dict):
+        place.append(str(fault["loc"][-1]))
+    return place
+
+
+def _types(faults: Seq[Mapping[str, Any]]) -> str:
+    """The types that a value may have, in one sentence."""
+    objects = ("model_type", "model_attributes_type", "dict_type")
+    wanted = [
+        "a valid object" if each["type"] in objects else each["msg"].removeprefix("Input should be ") for each in faults
+    ]
+    *others, last = dict.fromkeys(wanted)
+    return "Input should be " + (f"{', '.join(others)} or {last}" if others else last)

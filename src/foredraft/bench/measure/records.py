@@ -200,6 +200,7 @@ def read_runs(path: str | Path) -> RunFile:
     for where, record in json_lines(path, text, torn=True):
         kind = record.pop("kind", None)
         if kind == "provenance":
+            _check_maker(path, record)
             found.provenance.append(record)
             model = record.get("settings", {}).get("model", "")
         elif kind == "run":
@@ -246,6 +247,13 @@ def merge(files: Iterable[RunFile]) -> RunFile:
 def digest(tokens: Sequence[int]) -> str:
     """A short hash of an output's tokens."""
     return hashlib.sha256(json.dumps(list(tokens)).encode()).hexdigest()[:16]
+
+
+def _check_maker(path: Path, provenance: dict[str, Any]) -> None:
+    """Check that lines which follow are of ``bench`` or of a training, whose commands are foredraft's."""
+    command = str(provenance.get("command", "foredraft"))
+    if not command.startswith("foredraft"):
+        raise DataError(f"{path} is a record of {command!r}, not of foredraft bench or of a training run.")
 
 
 def _made(where: str, kind: type[T], record: dict[str, Any], model: str) -> T:
