@@ -15,9 +15,7 @@ from foredraft.drafters.prompt_lookup import LONGEST_MATCH, ODDS, Options, Promp
 @pytest.mark.parametrize("continuations", [1, 2, 3])
 @pytest.mark.parametrize("sizes", [(1, 1), (1, 3), (2, 3), (1, 5)])
 def test_the_search_on_the_host_finds_what_the_operators_on_a_device_find(continuations, sizes):
-    options = Options(
-        continuations=continuations, min_matching_ngram_size=sizes[0], max_matching_ngram_size=sizes[1]
-    )
+    options = Options(continuations=continuations, min_matching_ngram_size=sizes[0], max_matching_ngram_size=sizes[1])
     drafter = PromptLookup(options)
     for _ in range(60):
         rows, kinds = int(torch.randint(1, 4, ())), int(torch.randint(2, 7, ()))
@@ -58,4 +56,6 @@ def test_a_match_counts_up_to_a_length():
     text = list(range(10, 10 + LONGEST_MATCH + 9))
     draft = drafter.propose(tiny.view([[*text, 1, *text]]), Plan((1,)))
     assert draft.scores is not None
-    assert draft.scores[0, 1].item() == pytest.approx(-math.log(1 + math.exp(-ODDS[0] - ODDS[1] * math.log(LONGEST_MATCH))))
+    assert draft.scores[0, 1].item() == pytest.approx(
+        -math.log(1 + math.exp(-ODDS[0] - ODDS[1] * math.log(LONGEST_MATCH)))
+    )
