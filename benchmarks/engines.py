@@ -37,6 +37,7 @@ import numpy as np
 import torch
 import transformers
 from jaxtyping import Float
+from edits import EDITS
 from origin import provenance
 from reading import quartiles, read
 from torch import Tensor
@@ -50,23 +51,7 @@ PLAIN = "plain"
 REFERENCE = f"transformers float32 {PLAIN}"
 WARM_UP = list(range(1000, 1064))
 FILES = ("sum", "mt_bench", "humaneval", "gsm8k", "qa")
-EDIT = """Rename the class to Queue and the method `push` to `put`, and return the whole code.
-
-class Stack:
-    def __init__(self, items=()):
-        self.items = list(items)
-
-    def push(self, item):
-        self.items.append(item)
-        return len(self.items)
-
-    def pop(self):
-        if not self.items:
-            raise IndexError("The stack is empty.")
-        return self.items.pop()
-"""
 BUILT_IN = {
-    "edit": EDIT,
     "code": "Write a Python function that returns the n-th Fibonacci number, with a docstring and two examples.",
     "maths": "Tom has 12 apples. He eats 3 and buys 5 more, then gives half of them away. How many are left, and why?",
     "write": "Write a short letter to a neighbour who looks after your cat while you are away.",
@@ -106,8 +91,9 @@ def _torch_arms(args: argparse.Namespace) -> Iterator[Arm]:
             options = {"model": str(args.model), "weights": weights, "drafter": drafter}
             yield Arm(f"foredraft {weights or 'float32'} {drafter or PLAIN}", command, options)
     for file in args.gguf:  # the very weights of the peers
-        options = {"model": str(file.resolve()), "weights": "auto", "drafter": None}
-        yield Arm(f"foredraft {_type(file)} {PLAIN}", command, options)
+        for drafter in (None, *args.drafters):
+            options = {"model": str(file.resolve()), "weights": "auto", "drafter": drafter}
+            yield Arm(f"foredraft {_type(file)} {drafter or PLAIN}", command, options)
 
 
 def _llama_arms(args: argparse.Namespace) -> Iterator[Arm]:
@@ -204,16 +190,19 @@ class Process:
 
 
 def prompts_of(args: argparse.Namespace) -> list[tuple[str, list[int]]]:
-    """Names and token ids of chats: one that edits, and the first of each file; without the files, short ones."""
-    texts = {"edit": EDIT} if args.prompt_files.is_dir() else BUILT_IN
-    chats: dict[str, Any] = {name: [{"role": "user", "content": text}] for name, text in texts.items()}
-    for name in FILES if args.prompt_files.is_dir() else ():
-        chats[name] = read_prompts(args.prompt_files / name / "question.jsonl", chat=True)[0].prompt
+    """Tasks and token ids of chats: those that edit, and the first of each file; without the files, short ones."""
+    chats: list[tuple[str, Any]] = [("edit", [{"role": "user", "content": text}]) for text in EDITS[: args.prompts]]
+    if args.prompt_files.is_dir():
+        for task in FILES:
+            read = read_prompts(args.prompt_files / task / "question.jsonl", chat=True)[: args.prompts]
+            chats += [(task, each.prompt) for each in read]
+    else:
+        chats += [(task, [{"role": "user", "content": text}]) for task, text in BUILT_IN.items()]
     tokenizer = transformers.AutoTokenizer.from_pretrained(args.model)
     found = []
-    for name, chat in list(chats.items())[: args.prompts]:
+    for task, chat in chats:
         text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-        found.append((name, tokenizer(text, add_special_tokens=False)["input_ids"]))
+        found.append((task, tokenizer(text, add_special_tokens=False)["input_ids"]))
     return found
 
 
@@ -310,7 +299,8 @@ def tables(lines: dict[str, list[dict]]) -> str:
         )
     tasks = list(dict.fromkeys(run["task"] for run in lines["run"]))
     by_task = [
-        [arm, str(threads), *(f"{_rate(run):.1f}" for task in tasks for run in own if run["task"] == task)]
+        [arm, str(threads)]
+        + [f"{statistics.median(_rate(run) for run in own if run['task'] == task):.1f}" for task in tasks]
         for (threads, arm), own in runs.items()
     ]
     return f"{_table([*head, 'perplexity', 'KL'], rows)}\n\n{_table(['tokens/s', 'threads', *tasks], by_task)}"
@@ -344,7 +334,7 @@ def main() -> None:
     parser.add_argument("--openvino-types", nargs="*", default=["Q4_1"], help="types of files that OpenVINO runs")
     parser.add_argument("--drafters", nargs="*", default=["prompt_lookup"], help="foredraft's, without plain decoding")
     parser.add_argument("--threads", type=int, nargs="+", default=[1])
-    parser.add_argument("--prompts", type=int, default=6)
+    parser.add_argument("--prompts", type=int, default=2, help="chats of each task")
     parser.add_argument("--prompt-files", type=Path, default=Path("../shared/data/prompts/eagle"))
     parser.add_argument("--tokens", type=int, default=96, help="new tokens")
     parser.add_argument("--scored", type=int, default=96, help="tokens of each prompt for perplexity and KL; 0: none")
