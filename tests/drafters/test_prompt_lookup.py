@@ -7,6 +7,7 @@ import torch
 
 import tiny
 from foredraft.core.drafter import Plan
+from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.sampling.warp import Warp
 from foredraft.core.tree import PAD
 from foredraft.drafters.prompt_lookup import LONGEST_MATCH, ODDS, Options, PromptLookup
@@ -28,13 +29,19 @@ def test_the_search_on_the_host_finds_what_the_operators_on_a_device_find(contin
         assert torch.equal(torch.where(found, paths, 0), torch.where(found, others, 0)), histories
 
 
-def test_a_copy_is_as_likely_as_its_match_is_long():
+def right(match: int, heat: int = 0) -> float:
+    """The probability that the token after a match is right."""
+    return 1 / (1 + math.exp(-ODDS[heat][0] - ODDS[heat][1] * math.log(match)))
+
+
+@pytest.mark.parametrize(("temperature", "heat"), [(0.0, 0), (0.4, 0), (1.0, 1)])
+def test_a_copy_is_as_likely_as_its_match_is_long(temperature, heat):
     drafter = PromptLookup(Options(prompt_lookup_num_tokens=3))
-    draft = drafter.propose(tiny.view([[5, 1, 2, 3, 4, 9, 9, 1, 2, 3], [7, 8, 6]]), Plan((3, 3)))
+    texts = [[5, 1, 2, 3, 4, 9, 9, 1, 2, 3], [7, 8, 6]]
+    draft = drafter.propose(tiny.view(texts, SamplingParams(temperature=temperature)), Plan((3, 3)))
     assert draft.tree.tokens[0].tolist() == [3, 4, 9, 9] and draft.tree.parents[1].tolist() == [-1, PAD, PAD, PAD]
     assert draft.scores is not None
-    right = [1 / (1 + math.exp(-ODDS[0] - ODDS[1] * math.log(match))) for match in (3, 4, 5)]
-    wanted = [0.0, *(math.log(math.prod(right[: n + 1])) for n in range(3))]
+    wanted = [0.0, *(sum(math.log(right(3 + n, heat)) for n in range(tokens)) for tokens in (1, 2, 3))]
     assert draft.scores[0].tolist() == pytest.approx(wanted, abs=1e-5)
 
 
@@ -46,7 +53,7 @@ def test_branches_that_share_a_node_have_the_score_of_the_longest_match():
     assert draft.scores is not None
 
     def score(match: int, tokens: int) -> float:
-        return sum(-math.log(1 + math.exp(-ODDS[0] - ODDS[1] * math.log(match + n))) for n in range(tokens))
+        return sum(math.log(right(match + n)) for n in range(tokens))
 
     assert draft.scores[0, :4].tolist() == pytest.approx([0.0, score(2, 1), score(2, 2), score(1, 2)], abs=1e-5)
 
@@ -56,6 +63,4 @@ def test_a_match_counts_up_to_a_length():
     text = list(range(10, 10 + LONGEST_MATCH + 9))
     draft = drafter.propose(tiny.view([[*text, 1, *text]]), Plan((1,)))
     assert draft.scores is not None
-    assert draft.scores[0, 1].item() == pytest.approx(
-        -math.log(1 + math.exp(-ODDS[0] - ODDS[1] * math.log(LONGEST_MATCH)))
-    )
+    assert draft.scores[0, 1].item() == pytest.approx(math.log(right(LONGEST_MATCH)))

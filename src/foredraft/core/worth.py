@@ -88,6 +88,8 @@ class Worth:
     def keep(self, rows: Sequence[DraftNodes]) -> list[list[int]]:
         """The nodes of each row that the step verifies, root first, in rising order: the most valuable ones, as many
         for each row as pay in a forward of all rows."""
+        if self._hopeless(rows):
+            return [[0]] * len(rows)
         values = [self.values(number, row) for number, row in enumerate(rows)]
         order = [sorted(range(len(each)), key=lambda node: -each[node]) for each in values]  # stable: parents first
         sums = [[*accumulate(each[node] for node in best)] for each, best in zip(values, order, strict=True)]
@@ -101,3 +103,23 @@ class Worth:
         return [
             sorted(node for node in best[:size] if each[node] > 0) for each, best in zip(values, order, strict=True)
         ]
+
+    def _hopeless(self, rows: Sequence[DraftNodes]) -> bool:
+        """Whether no draft can pay, since not even the best child of a root is worth the cheapest place in a forward."""
+        places = ((size - 1) * len(rows) for size in self.prices)
+        least = min(
+            (price / count for price, count in zip(self.prices.values(), places, strict=True) if count), default=0
+        )
+        if least <= 0:
+            return False
+        return all(
+            self.chance(features) < least
+            for number, row in enumerate(rows)
+            for features in self.features(number, DraftNodes(*(part and part[: _children(row)] for part in row)))
+            if features
+        )
+
+
+def _children(row: DraftNodes) -> int:
+    """One more than the number of the last child of the root."""
+    return 1 + max((node for node, parent in enumerate(row.parents) if parent == 0), default=0)

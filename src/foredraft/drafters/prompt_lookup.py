@@ -22,10 +22,11 @@ from foredraft.model.masks import extent_of
 
 LONGEST_MATCH = 16
 """Tokens of a match that count for how likely its copy is."""
-ODDS = (-0.9, 1.3)
-"""Logistic regression: log-odds that the token after a match of m tokens is right = ODDS[0] + ODDS[1] * log m. Fitted on
-5,900 positions of greedy answers of SmolLM2-135M to edits, summaries, chats, code, questions and maths, where 25 % are
-right after one token, 69 % after three and 97 % after sixteen. ``Worth`` calibrates it further."""
+ODDS = ((-0.9, 1.3), (-2.2, 1.8))
+"""Logistic regression: log-odds that the token after a match of m tokens is right = a + b * log m, for temperatures up to
+0.5 and above. Fitted on 9,400 positions of answers of SmolLM2-135M to edits, summaries, chats, code, questions and maths
+at T=0 and T=1, where 25 % and 11 % are right after one token, 69 % and 53 % after three, and 97 % and 87 % after sixteen.
+``Worth`` calibrates it further."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ class PromptLookup(Rewindable):
             max_depth=options.prompt_lookup_num_tokens,
             ahead=True,
         )
-        self._scores = _scores(options.prompt_lookup_num_tokens).to(device or "cpu")
+        self._scores = [_scores(odds, options.prompt_lookup_num_tokens).to(device or "cpu") for odds in ODDS]
 
     def propose(self, view: View, plan: Plan) -> Draft:
         depth = min(plan.length, self._options.prompt_lookup_num_tokens)
@@ -71,7 +72,9 @@ class PromptLookup(Rewindable):
         paths, matches = map(torch.from_numpy, self._find_on_host(view, depth)) if host else self._find(view, depth)
         lengths = torch.where(matches > 0, plan.on(paths.device)[:, None].clamp(max=depth), 0)
         tree, nodes = merge_paths(view.roots, paths, lengths)
-        chances = self._scores[matches, 1 : depth + 1].flatten(1)  # of a shared node: its longest match decides
+        chances = self._scores[view.warp.hottest > 0.5][matches, 1 : depth + 1].flatten(
+            1
+        )  # of a shared node: its longest match decides
         scores = chances.new_full(tree.tokens.shape, -torch.inf).scatter_reduce(1, nodes.flatten(1), chances, "amax")
         scores[:, 0] = 0.0
         return Draft(tree, Law.FIXED, scores=scores)
@@ -82,10 +85,12 @@ class PromptLookup(Rewindable):
         """One continuation for each row, without operators of torch, each of which takes longer than the search."""
         paths, matches = self._find_on_host(view, depth)
         lengths = np.where(matches[:, 0] > 0, np.minimum(plan.lengths, depth), 0)
+        if not lengths.any():
+            return Draft(TokenTree.root(view.roots), Law.FIXED)
         nodes = np.arange(1 + depth)
         tokens = np.concatenate([view.roots.numpy()[:, None], paths[:, 0]], axis=1)
         parents = np.where(nodes <= lengths[:, None], nodes - 1, PAD)
-        scores = self._scores.numpy()[matches[:, 0], : depth + 1]
+        scores = self._scores[view.warp.hottest > 0.5].numpy()[matches[:, 0], : depth + 1]
         tree = TokenTree(torch.from_numpy(tokens), torch.from_numpy(parents), depth, linear=True)
         return Draft(tree, Law.FIXED, scores=torch.from_numpy(scores))
 
@@ -132,7 +137,9 @@ class PromptLookup(Rewindable):
         paths = history.gather(1, index.clamp(max=longest - 1).flatten(1)).view(-1, count, depth)
         back = torch.arange(min(LONGEST_MATCH, longest), device=history.device)
         earlier, last = ends[..., None] - back, (view.lengths[:, None] - 1 - back).clamp(min=0)
-        same = history.gather(1, earlier.clamp(min=0).flatten(1)).view(earlier.shape) == history.gather(1, last)[:, None]
+        same = (
+            history.gather(1, earlier.clamp(min=0).flatten(1)).view(earlier.shape) == history.gather(1, last)[:, None]
+        )
         matches = (same & (earlier >= 0)).long().cumprod(2).sum(2)
         missing = self._options.continuations - count
         pad = torch.nn.functional.pad
@@ -156,14 +163,14 @@ class PromptLookup(Rewindable):
         return match
 
 
-def _scores(depth: int) -> Float[Tensor, "M D"]:
+def _scores(odds: tuple[float, float], depth: int) -> Float[Tensor, "M D"]:
     """``[m, d]``: the log-probability that d tokens copied after a match of m tokens are right.
 
     A match grows with each token that is right, so the longer a copy is, the more likely it goes on.
     """
     grown = torch.arange(LONGEST_MATCH + 1)[:, None] + torch.arange(depth)
-    odds = ODDS[0] + ODDS[1] * grown.clamp(min=1).float().log()
-    return torch.nn.functional.pad(torch.nn.functional.logsigmoid(odds).cumsum(1), (1, 0))
+    right = torch.nn.functional.logsigmoid(odds[0] + odds[1] * grown.clamp(min=1).float().log())
+    return torch.nn.functional.pad(right.cumsum(1), (1, 0))
 
 
 def build(options: Options, context: BuildContext) -> PromptLookup:

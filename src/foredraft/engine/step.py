@@ -255,6 +255,8 @@ class Stepper:
         """The draft with a node count that forwards are made for."""
         if self.exact_nodes:
             return resized(draft, self.exact_nodes)
+        if draft.tree.tokens.shape[1] == 1:
+            return draft
         if draft.tree.tokens.device.type == "cpu":  # reading values does not synchronise here
             used = draft.tree.valid.any(0).nonzero().flatten().tolist()
             draft = resized(draft, round_up(used[-1] + 1 if used else 1))
@@ -301,6 +303,8 @@ def selected(draft: Draft, kept: Sequence[list[int]]) -> Draft:
     tree, width = draft.tree, max(map(len, kept))
     if width == tree.tokens.shape[1]:
         return draft
+    if width == 1:
+        return Draft(TokenTree.root(tree.tokens[:, 0]), draft.law)
     index, parents, depth = [], [], 0
     for old, nodes in zip(tree.parents.tolist(), kept, strict=True):
         places = {node: place for place, node in enumerate(nodes)}
