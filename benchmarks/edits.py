@@ -5,7 +5,11 @@ EDITS = [
 
 Dear Mrs Carter,
 
-Thank you for your letter of last Tuesday. I am sory that the parcel did not arive on time. Our driver tried to deliver it twice, but nobody was at home, and so he brought it back to the depot in Mill Street. You can colect it there on any weekday between nine and five, or we will deliver it again on a day that suits you. Please tell us wich you prefer. We have refunded the cost of the delivery, and the money should reach your acount within three days.
+Thank you for your letter of last Tuesday. I am sory that the parcel did not arive on time. Our driver tried \
+to deliver it twice, but nobody was at home, and so he brought it back to the depot in Mill Street. You can \
+colect it there on any weekday between nine and five, or we will deliver it again on a day that suits you. \
+Please tell us wich you prefer. We have refunded the cost of the delivery, and the money should reach your \
+acount within three days.
 
 Yours sincerely,
 Peter Hall""",
@@ -34,7 +38,11 @@ def variance(values):
 ```""",
     """Rewrite this paragraph in the past tense. Change nothing else.
 
-The harbour is quiet in the morning. The fishing boats come back before sunrise, and the men carry the boxes of fish to the market hall. At eight o'clock the first visitors arrive. They walk along the wall, look at the boats and take photographs of the lighthouse. A small train runs from the station to the end of the pier every half hour. In the evening, the cafés along the water are full of people who eat fish soup and watch the sun go down behind the hills.""",
+The harbour is quiet in the morning. The fishing boats come back before sunrise, and the men carry the boxes \
+of fish to the market hall. At eight o'clock the first visitors arrive. They walk along the wall, look at the \
+boats and take photographs of the lighthouse. A small train runs from the station to the end of the pier every\
+ half hour. In the evening, the cafés along the water are full of people who eat fish soup and watch the sun \
+go down behind the hills.""",
     """Change the port of each server to 9090 and return the whole JSON.
 
 {
@@ -47,5 +55,9 @@ The harbour is quiet in the morning. The fishing boats come back before sunrise,
 }""",
     """Replace the name Anna by Maria in this story and return the whole story.
 
-Anna lived in a small house near the forest. Every morning Anna walked to the river to fetch water. One day she found a little dog by the bridge. The dog was wet and cold, so Anna carried it home and dried it with a towel. She gave it some bread and milk. From that day on, the dog followed Anna wherever she went. When Anna was ill in the winter, the dog lay beside her bed and kept her warm. In spring they walked to the river together again.""",
+Anna lived in a small house near the forest. Every morning Anna walked to the river to fetch water. One day \
+she found a little dog by the bridge. The dog was wet and cold, so Anna carried it home and dried it with a \
+towel. She gave it some bread and milk. From that day on, the dog followed Anna wherever she went. When Anna \
+was ill in the winter, the dog lay beside her bed and kept her warm. In spring they walked to the river \
+together again.""",
 ]

@@ -36,8 +36,8 @@ from typing import Any, TextIO
 import numpy as np
 import torch
 import transformers
-from jaxtyping import Float
 from edits import EDITS
+from jaxtyping import Float
 from origin import provenance
 from reading import quartiles, read
 from torch import Tensor

@@ -8,7 +8,6 @@ import torch
 import tiny
 from foredraft.core.drafter import Plan
 from foredraft.core.sampling.params import SamplingParams
-from foredraft.core.sampling.warp import Warp
 from foredraft.core.tree import PAD
 from foredraft.drafters.prompt_lookup import LONGEST_MATCH, ODDS, Options, PromptLookup
 

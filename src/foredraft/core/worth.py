@@ -105,21 +105,13 @@ class Worth:
         ]
 
     def _hopeless(self, rows: Sequence[DraftNodes]) -> bool:
-        """Whether no draft can pay, since not even the best child of a root is worth the cheapest place in a forward."""
-        places = ((size - 1) * len(rows) for size in self.prices)
-        least = min(
-            (price / count for price, count in zip(self.prices.values(), places, strict=True) if count), default=0
-        )
+        """Whether no draft can pay: not even the best child of a root is worth the cheapest place in a forward."""
+        least = min((price / (size - 1) for size, price in self.prices.items() if size > 1), default=0.0) / len(rows)
         if least <= 0:
             return False
-        return all(
-            self.chance(features) < least
-            for number, row in enumerate(rows)
-            for features in self.features(number, DraftNodes(*(part and part[: _children(row)] for part in row)))
-            if features
-        )
-
-
-def _children(row: DraftNodes) -> int:
-    """One more than the number of the last child of the root."""
-    return 1 + max((node for node, parent in enumerate(row.parents) if parent == 0), default=0)
+        for number, (parents, scores) in enumerate(rows):
+            end = 1 + max((node for node, parent in enumerate(parents) if parent == 0), default=0)
+            first = DraftNodes(parents[:end], None if scores is None else scores[:end])
+            if any(features and self.chance(features) >= least for features in self.features(number, first)):
+                return False
+        return True

@@ -135,8 +135,8 @@ class Pace:
     """What steps of one batch size and temperature bring and take.
 
     ``tokens``, ``seconds``: decayed sums over steps that draft. ``step``, ``draft``, ``level``: seconds of such a step,
-    of its draft, and of a level of it. ``curve``: the mean value of the best n nodes of a row together, by n from 0 on. ``tried``, ``passed``:
-    decayed numbers of accepted nodes with children, and of those with an accepted child.
+    of its draft, and of a level of it. ``curve``: the mean value of the best n nodes of a row together, by n from 0 on.
+    ``tried``, ``passed``: decayed numbers of accepted nodes with children, and of those with an accepted child.
     """
 
     FADE = 0.97
