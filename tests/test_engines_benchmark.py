@@ -16,12 +16,12 @@ def test_two_engines_in_turns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, c
     monkeypatch.syspath_prepend(BENCHMARKS)
     out = tmp_path / "engines.jsonl"
     words = ["engines.py", "--model", str(MODEL), "--prompt-files", str(tmp_path / "none"), "--out", str(out)]
-    words += ["--tokens", "6", "--prompts", "2", "--scored", "40", "--only", "transformers float32*", "*float32 plain*"]
+    words += ["--tokens", "6", "--prompts", "1", "--scored", "40", "--only", "transformers float32*", "*float32 plain*"]
     monkeypatch.setattr(sys, "argv", words)
     importlib.import_module("engines").main()
     lines = importlib.import_module("reading").read(out)
     runs = {(run["arm"], run["task"]): run for run in lines["run"]}
-    assert len(runs) == len(lines["run"]) == 4
+    assert len(runs) == len(lines["run"]) == 12
     for task in ("edit", "code"):
         ours, theirs = runs["foredraft float32 plain", task], runs["transformers float32 plain", task]
         assert ours["output"] == theirs["output"] and len(ours["output"]) == 6
