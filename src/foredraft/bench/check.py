@@ -116,16 +116,23 @@ def check_identity(
     size, speculative = together or len(requests), []
     for start in range(0, len(requests), size):
         speculative += _run(generator, requests[start : start + size], replace(params, speculate=True))
-    differences = []
+    tokens = sum(len(sequence.tokens) for sequence in speculative)
+    return IdentityCheck(len(speculative), tokens, differences(generator, speculative, plain), exact)
+
+
+def differences(
+    generator: Generator, speculative: Sequence[Request], plain: Sequence[Request]
+) -> tuple[Difference, ...]:
+    """The outputs that are not those of plain decoding, with the margin by which they part."""
+    found = []
     for number, (ours, other) in enumerate(zip(speculative, plain, strict=True)):
         pairs = enumerate(zip(ours.tokens, other.tokens, strict=False))
         place = next((i for i, (a, b) in pairs if a != b), None)
         if place is not None:
-            differences.append(_difference(generator, number, ours, (ours.tokens[place], other.tokens[place]), place))
+            found.append(_difference(generator, number, ours, (ours.tokens[place], other.tokens[place]), place))
         elif len(ours.tokens) != len(other.tokens):  # one output is a prefix of the other
-            differences.append(Difference(number, min(len(ours.tokens), len(other.tokens)), math.inf, False))
-    tokens = sum(len(sequence.tokens) for sequence in speculative)
-    return IdentityCheck(len(speculative), tokens, tuple(differences), exact)
+            found.append(Difference(number, min(len(ours.tokens), len(other.tokens)), math.inf, False))
+    return tuple(found)
 
 
 def _run(generator: Generator, requests: Sequence[tuple[Any, int]], params: SamplingParams) -> list[Request]:

@@ -1,0 +1,187 @@
+"""Seeded texts of every method against plain decoding's, token for token.
+
+    python benchmarks/identity.py --out identity.jsonl              # 10,488 texts of 96 tokens; --help: fewer
+
+A cell is a method, a policy, a temperature and the most rows of a batch. Policies are the default one, which stops
+drafting where it does not pay, and one that always drafts. The texts of a cell share an engine, and pools and online
+training share what they learn; more requests wait than there are rows, so rows come and go. One JSON line a cell: how
+many texts and tokens were compared and how many drafted tokens accepted, and for each text that differs its seed, where
+it parts, the margin between the two tokens, and whether that is a near-tie of float32 (see ``foredraft check``). A
+finished cell is not run again, so an interrupted run goes on where it was.
+
+Hydra has no bundled head and drafts with an untrained one.
+"""
+
+import argparse
+import functools
+import itertools
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from origin import provenance
+
+import foredraft
+from foredraft.bench.check import differences, draft_always
+from foredraft.bench.prompts import standard_prompts
+from foredraft.core.sampling.params import SamplingParams
+from foredraft.drafters import METHODS
+from foredraft.engine.generator import Generator
+from foredraft.engine.request import Sequence as Request
+from foredraft.heads.formats.save import default_format, save_head
+from foredraft.model.hf import CausalLM
+from foredraft.train.heads.init import new_hydra
+
+DRAFT, COPIES = "[draft_model:sample-draft,num_assistant_tokens=3]", "[max_gram,num_assistant_tokens=3]"
+SPECS = {
+    "draft_model": "draft_model",
+    "cape": "cape:sample-draft",
+    "bandit": f"bandit:[eagle3:sample-eagle3]+[prompt_lookup]+{DRAFT}",
+    "specinfer": "specinfer:sample-draft+sample-draft",
+    "sequoia": "sequoia",
+    "opt_tree": "opt_tree",
+    "universal": "universal:sample-draft",
+    "eagle1": "eagle1",
+    "eagle2": "eagle2",
+    "eagle3": "eagle3",
+    "medusa": "medusa",
+    "hydra": "hydra:{hydra}",
+    "blockwise": "blockwise:sample-medusa",
+    "early_exit": "early_exit,assistant_early_exit=5",
+    "layer_skip": "layer_skip,skip_attention=3x5,skip_mlp=4",
+    "online": f"online:{DRAFT},interval=4",
+    "prompt_lookup": "prompt_lookup,continuations=3",
+    "lookahead": "lookahead,pool=shared",
+    "max_gram": "max_gram,bigrams=yes",
+    "relay": f"relay:{DRAFT}+{COPIES}",
+    "cascade": f"cascade:sample-draft+{COPIES}",
+    "partial": "partial,budget=48,chunk=4,room=8",
+    "triforce": "triforce,gamma=4,budget=48,room=8",
+}
+"""Every method of the table but plain decoding."""
+TEMPERATURES, ROWS, POLICIES = (0.3, 0.7, 1.0, 1.3), (1, 3, 8), ("auto", "constant")
+Key = tuple[int, str, str, float]
+"""Rows, policy, method, temperature."""
+GROUPS = 8
+"""So many times the texts of a cell are drawn by plain decoding for each temperature; methods take them in turn."""
+
+
+class Texts:
+    """Texts of ``new_tokens`` tokens, ``count`` in a group; a text's number gives its prompt and its seed."""
+
+    def __init__(self, plain: Generator, count: int, new_tokens: int) -> None:
+        self._plain = plain
+        self._count = count
+        self._new_tokens = new_tokens
+        self._prompts = [each.prompt for each in standard_prompts() + standard_prompts(chat=True)]
+
+    def run(self, generator: Generator, temperature: float, group: int) -> list[Request]:
+        """All texts of a group, submitted at once."""
+        sequences: list[Request] = []
+        for seed in range(group * self._count, (group + 1) * self._count):
+            prompt = self._prompts[seed % len(self._prompts)]
+            params = SamplingParams(
+                max_new_tokens=self._new_tokens, eos_token_id=(), temperature=temperature, seed=seed
+            )
+            sequences += generator.submit([prompt], params)
+        generator.engine.run(sequences)
+        return sequences
+
+    @functools.cache  # noqa: B019 - one object a process
+    def plain(self, temperature: float, group: int) -> list[Request]:
+        """Plain decoding's texts of a group."""
+        return self.run(self._plain, temperature, group)
+
+
+def cell(generator: Generator, texts: Texts, temperature: float, group: int) -> dict[str, Any]:
+    """Compare the texts of a group."""
+    plain, begun = texts.plain(temperature, group), time.perf_counter()
+    found = texts.run(generator, temperature, group)
+    seconds = time.perf_counter() - begun
+    parted = differences(generator, found, plain)
+    return {
+        "texts": len(found),
+        "tokens": sum(len(each.tokens) for each in found),
+        "accepted": sum(each.stats.accepted for each in found),
+        "seconds": round(seconds, 2),
+        "differences": [
+            {"seed": found[each.output].seed, "place": each.place, "margin": each.gap, "tied": each.tied}
+            for each in parted
+        ],
+    }
+
+
+def cells(done: set[Key], methods: list[str], texts: int, new_tokens: int) -> Iterator[dict[str, Any]]:
+    """The cells that are not done."""
+    plain = foredraft.load("sample", "none", dtype="float32", device="cpu")
+    made = Texts(plain, texts, new_tokens)
+    with tempfile.TemporaryDirectory() as folder:
+        hydra = untrained_hydra(plain, folder)
+        for number, (rows, policy, method) in enumerate(itertools.product(ROWS, POLICIES, methods)):
+            left = [heat for heat in TEMPERATURES if (rows, policy, method, heat) not in done]
+            if not left:
+                continue
+            generator = foredraft.load(plain, SPECS[method].format(hydra=hydra), max_batch_size=rows)
+            if policy == "constant":
+                draft_always(generator)
+            for temperature in left:
+                found = cell(generator, made, temperature, number % GROUPS)
+                yield {"rows": rows, "policy": policy, "method": method, "temperature": temperature, **found}
+            generator.close()
+
+
+def untrained_hydra(plain: Generator, folder: str) -> str:
+    """The path of a Hydra head with its initial weights."""
+    target = plain.engine.target
+    assert isinstance(target, CausalLM)
+    net = new_hydra(target, heads=3, layers=1, own_heads=False, prefix=False)
+    save_head(net, folder, to=default_format(net), target_name="sample", target_config=target.config.to_dict())
+    return folder
+
+
+def summary(lines: list[dict[str, Any]]) -> str:
+    """All cells in a sentence."""
+    parted = [each for line in lines for each in line["differences"]]
+    tied = sum(each["tied"] for each in parted)
+    texts, tokens, accepted = (sum(line[name] for line in lines) for name in ("texts", "tokens", "accepted"))
+    return (
+        f"{texts} texts of {tokens} tokens, {accepted} of them drafted: {len(parted)} texts differ, "
+        f"{tied} of them at near-ties."
+    )
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The finished cells."""
+    if not path.exists():
+        return []
+    return [line for line in map(json.loads, path.read_text("utf-8").splitlines()) if "method" in line]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--texts", type=int, default=19, help="of each cell")
+    parser.add_argument("--new-tokens", type=int, default=96)
+    parser.add_argument("--methods", nargs="+", default=list(SPECS), choices=list(SPECS))
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    assert set(SPECS) == set(METHODS) - {"none"}, "SPECS must have every method of the table."
+    found = read(args.out)
+    done = {(line["rows"], line["policy"], line["method"], line["temperature"]) for line in found}
+    with args.out.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(provenance(f"python benchmarks/identity.py {' '.join(sys.argv[1:])}")) + "\n")
+        for line in cells(done, args.methods, args.texts, args.new_tokens):
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+            found.append(line)
+            print(json.dumps(line), flush=True)
+    print(summary(found))
+
+
+if __name__ == "__main__":
+    main()
