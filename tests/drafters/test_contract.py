@@ -1,6 +1,7 @@
 """What every drafter owes: the same text, alone and together, no traces, and an honest q. Runs over the table."""
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -28,7 +29,8 @@ from foredraft.drafters.partial import CACHES
 from foredraft.drafters.triforce import TriForce
 from foredraft.engine.generator import Generator
 from foredraft.engine.nested_loop import NestedLoop
-from foredraft.engine.policy import Constant
+from foredraft.engine.policy import Constant, Policy
+from foredraft.engine.step import StepDone
 from foredraft.model.cache import SlotCache
 from foredraft.model.hf import CausalLM
 from foredraft.model.partial.model import PartialLM
@@ -467,7 +469,7 @@ def test_what_is_drawn_depends_on_the_rows_seed_and_place_alone(name: str):
 
 
 WHOLE = [
-    ("sequoia:target,nodes=9,depth=4,acceptance=0.5/0.2/0.12/0.08", 4, (0.0, 1.0)),
+    ("sequoia:target,nodes=9,depth=4,acceptance=0.5/0.2/0.12/0.08", 4, (0.0,)),
     # one path: of several, the likeliest whole need not be the one whose every token is the likeliest
     ("opt_tree:target,nodes=4,depth=4,top_k=1", 4, (0.0,)),
     ("cape:target,num_assistant_tokens=3", 3, (0.0,)),
@@ -489,6 +491,42 @@ def test_a_draft_that_is_the_target_is_accepted_to_the_end(text: str, depth: int
         tiny.prompts((1, 7, 20)), max_new_tokens=steps * (depth + 1), temperature=temperature, seed=0
     )
     assert [result.stats.target_forwards for result in results] == [steps] * 3
+
+
+class Refusals(Policy):
+    """Drafts whole trees, and counts the accepted nodes whose children were all refused."""
+
+    def __init__(self, depth: int) -> None:
+        self._depth = depth
+        self.accepted = self.refused = 0
+
+    def plan(self, view: View, limits: Sequence[int]) -> Plan:
+        return Plan(tuple(min(self._depth, limit) for limit in limits))
+
+    def observe(self, view: View, plan: Plan, done: StepDone) -> None:
+        for result in done.rows:
+            self.accepted += result.accepted
+            self.refused += max((0, *result.path)) in result.nodes.parents[1:]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "sequoia:target,nodes=9,depth=4,acceptance=0.5/0.2/0.12/0.08",
+        "opt_tree:target,nodes=9,depth=4,top_k=3",
+        "draft_model:target,branching=3x2x1",
+        "draft_model:target,num_assistant_tokens=4",
+        "specinfer:target,expansion=1x2x1",
+        "cape:target,num_assistant_tokens=3",
+    ],
+)
+def test_a_tree_of_the_target_itself_is_never_refused(text: str):
+    """Its guesses are ranked with the noise of their own position, on each level: paths end where the tree does."""
+    policy, rows = Refusals(4), tiny.prompts((1, 7, 20))
+    drafter = specs.build(text, target(), {"far": far()})
+    tiny.generator(target(), drafter, policy).generate(rows, max_new_tokens=40, temperature=1.0, seed=0)
+    assert policy.accepted > 0
+    assert policy.refused == 0
 
 
 # What is particular to a method.

@@ -106,12 +106,11 @@ def paths(tree: TokenTree, row: int) -> set[tuple[int, ...]]:
     return set(found.values())
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_of_two_drafts_one_is_the_target(temperature: float):
+def test_of_two_drafts_one_is_the_target():
     """Whoever of them is right, nothing that it says is lost: every draft is accepted whole."""
     target, wrong = CausalLM(tiny.build("llama")), CausalLM(tiny.build("llama", seed=5))
     drafter = SpecInfer(Options(expansion=(1, 2, 1)), [wrong, target], target.vocab_size)
     g = tiny.generator(target, drafter, Constant(3))
-    result = g.generate(tiny.prompts(), max_new_tokens=24, temperature=temperature, seed=3)
+    result = g.generate(tiny.prompts(), max_new_tokens=24)
     lengths = [r.stats.acceptance_length for r in result]
     assert min(lengths) == 4.0

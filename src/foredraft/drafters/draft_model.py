@@ -19,17 +19,13 @@ from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.build_context import BuildContext
 from foredraft.drafters.common.chain import ChainLimits, ChainOptions, build_chain
 from foredraft.drafters.common.draft_runner import DraftRunner, Forwards, RunnerDrafter, RunnerTreeBuilder
-from foredraft.drafters.common.drawn_tree import build_static_tree
+from foredraft.drafters.common.drawn_tree import TreeShape, build_static_tree
 from foredraft.drafters.common.dynamic_tree import TreeLimits, build_dynamic_tree
 from foredraft.drafters.common.templates import Template
-from foredraft.drafters.common.tree_builder import Level
 from foredraft.drafters.common.windowed_runner import WindowedRunner
 from foredraft.engine.beam.speculative import BeamDrafter
 from foredraft.model.base import TargetModel
 from foredraft.model.replay import EAGER, Replay
-
-GUESSES = 4
-"""Guesses for each token of a sampled row's chain, of which the best are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,18 +68,19 @@ class DraftModel(RunnerDrafter[DraftRunner], BeamDrafter, Trainable):
     """
 
     def __init__(self, options: Options, model: TargetModel, vocab_size: int, replay: Replay = EAGER) -> None:
-        self._levels: tuple[Level, ...] = ()
+        self._shape: TreeShape | None = None
         nodes = depth = options.num_assistant_tokens
         if options.branching is not None:
-            template = Template.regular(options.branching)
-            self._levels, nodes, depth = Level.all_of(template, model.device), template.nodes, template.depth
+            self._shape = TreeShape.of(Template.regular(options.branching), model.device)
+            nodes, depth = self._shape.limits.nodes, self._shape.limits.depth
         self._windowed = options.window is not None
         if options.window is None:
             runner = DraftRunner(model, vocab_size, replay)
         else:
             window = (options.window, options.sinks, nodes, options.ahead)
             runner = WindowedRunner(model, vocab_size, *window, replay=replay)
-        super().__init__(Needs(max_nodes=nodes, max_depth=depth, ahead=options.window is None), runner)
+        scored, ahead = self._shape is not None, options.window is None
+        super().__init__(Needs(max_nodes=nodes, max_depth=depth, scored=scored, ahead=ahead), runner)
 
     def beam_model(self) -> TargetModel:
         return self._runner.model
@@ -98,18 +95,19 @@ class DraftModel(RunnerDrafter[DraftRunner], BeamDrafter, Trainable):
         depth = min(plan.length, self.needs.longest)
         if depth == 0:
             return Draft(TokenTree.root(view.roots), Law.FIXED)
-        room, device = self.needs.max_nodes, view.lengths.device
-        if not (self._levels or self._windowed or plan.chain or view.draws or view.warp.greedy):
-            worth = max(plan.level_worth, plan.confidence * len(view.rows))
-            limits = TreeLimits(depth, depth, 1, worth, children=min(depth, GUESSES))
-            limits = limits.recorded() if self._runner.records else limits
-            return self._runner.draft("guesses", view, room, guessed_tree, plan.on(device), limits)
-        if not self._levels:
+        room, device, recorded = self.needs.max_nodes, view.lengths.device, self._runner.records
+        if self._shape is not None:
+            limits = self._shape.limits.within(plan, recorded=recorded)
+            return self._runner.draft("tree", view, limits.expanded, self._tree, plan.on(device), limits)
+        if self._windowed or plan.chain or view.draws or view.warp.greedy:
             return self._runner.draft("chain", view, room, drafted_chain, ChainLimits.of(plan, depth, device))
-        return self._runner.draft("tree", view, room, self._tree, plan.on(device), depth)
+        worth = 0.0 if recorded else max(plan.level_worth, plan.confidence * len(view.rows))
+        limits = TreeLimits(depth, depth, 1, worth, reads=not recorded)
+        return self._runner.draft("guesses", view, room, guessed_tree, plan.on(device), limits)
 
-    def _tree(self, view: View, forwards: Forwards, allowed: Int[Tensor, "B"], depth: int) -> Draft:
-        return build_static_tree(RunnerTreeBuilder(forwards, view), self._levels[:depth], allowed)
+    def _tree(self, view: View, forwards: Forwards, allowed: Int[Tensor, "B"], limits: TreeLimits) -> Draft:
+        assert self._shape is not None
+        return build_static_tree(RunnerTreeBuilder(forwards, view), self._shape.levels, allowed, limits)
 
 
 def guessed_tree(view: View, forwards: Forwards, allowed: Int[Tensor, "B"], limits: TreeLimits) -> Draft:

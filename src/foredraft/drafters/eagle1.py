@@ -10,10 +10,11 @@ from torch import Tensor
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Needs, Plan, View
 from foredraft.drafters.common.build_context import BuildContext
-from foredraft.drafters.common.drawn_tree import build_static_tree
+from foredraft.drafters.common.drawn_tree import TreeShape, build_static_tree
+from foredraft.drafters.common.dynamic_tree import TreeLimits
 from foredraft.drafters.common.eagle import EagleDrafter, EagleOptions
 from foredraft.drafters.common.templates import Template
-from foredraft.drafters.common.tree_builder import Level, TreeBuilder
+from foredraft.drafters.common.tree_builder import TreeBuilder
 from foredraft.heads.nets.eagle import EagleNet
 from foredraft.model.cpu_linear import any_weight
 from foredraft.model.replay import EAGER, Replay
@@ -41,17 +42,17 @@ class Eagle1(EagleDrafter):
     """Builds a static tree level by level."""
 
     def __init__(self, options: Options, net: EagleNet, replay: Replay = EAGER) -> None:
-        template = Template.of(options.tree)
-        self._levels = Level.all_of(template, any_weight(net).device)
-        super().__init__(net, Needs(net.taps, template.nodes, template.depth, ahead=True), replay)
+        self._shape = TreeShape.of(Template.of(options.tree), any_weight(net).device)
+        limits = self._shape.limits
+        super().__init__(net, Needs(net.taps, limits.nodes, limits.depth, scored=True, ahead=True), replay)
 
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:
-        depth = len(self._levels) if self._state.records else plan.length  # recordings should be few
-        return self._draft(view, plan, 1 + self.needs.max_nodes, self._tree, depth)
+        limits = self._within(self._shape.limits, plan)
+        return self._draft(view, plan, 1 + limits.expanded, self._tree, limits)
 
-    def _tree(self, builder: TreeBuilder, allowed: Int[Tensor, "B"], depth: int) -> Draft:
-        return build_static_tree(builder, self._levels[:depth], allowed)
+    def _tree(self, builder: TreeBuilder, allowed: Int[Tensor, "B"], limits: TreeLimits) -> Draft:
+        return build_static_tree(builder, self._shape.levels, allowed, limits)
 
 
 def build(options: Options, context: BuildContext) -> Eagle1:

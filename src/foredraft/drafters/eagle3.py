@@ -3,7 +3,7 @@
 from typing import final
 
 from foredraft.drafters.common.build_context import BuildContext
-from foredraft.drafters.common.dynamic_tree import DynamicTreeDrafter, Options
+from foredraft.drafters.common.eagle import DynamicOptions as Options, DynamicTreeDrafter
 
 __all__ = ["Eagle3Drafter", "Options"]
 

@@ -63,11 +63,9 @@ class OptTree(RunnerDrafter[DraftRunner]):
         plan = self._runner.within_context(view, plan)
         if not plan.length:
             return Draft(TokenTree.root(view.roots), Law.FIXED)
-        limits = self._limits.within(plan)
-        if self._runner.records:  # the bound changes from step to step
-            limits = limits.recorded()
-        room, allowed = self._limits.depth * self._limits.top_k, plan.on(view.lengths.device)
-        return self._runner.draft("tree", view, room, self._tree, allowed, limits)
+        limits = self._limits.within(plan, recorded=self._runner.records)
+        allowed = plan.on(view.lengths.device)
+        return self._runner.draft("tree", view, self._limits.expanded, self._tree, allowed, limits)
 
     def _tree(self, view: View, forwards: Forwards, allowed: Int[Tensor, "B"], limits: TreeLimits) -> Draft:
         return build_dynamic_tree(RunnerTreeBuilder(forwards, view), allowed, limits)

@@ -20,9 +20,9 @@ from foredraft.core.tree_optimizer import OptimalTrees, best_size
 from foredraft.drafters.common.acceptance import measure_acceptance, read_acceptance
 from foredraft.drafters.common.build_context import BuildContext
 from foredraft.drafters.common.draft_runner import DraftRunner, Forwards, RunnerDrafter, RunnerTreeBuilder
-from foredraft.drafters.common.drawn_tree import build_static_tree
+from foredraft.drafters.common.drawn_tree import TreeShape, build_static_tree
+from foredraft.drafters.common.dynamic_tree import TreeLimits
 from foredraft.drafters.common.templates import Template
-from foredraft.drafters.common.tree_builder import Level
 from foredraft.engine.cost_model import CostTable, measure_costs
 from foredraft.engine.step import SIZES
 from foredraft.model.base import TargetModel
@@ -63,14 +63,6 @@ class Options(SizedOptions):
                 read_acceptance(text)
 
 
-@dataclass(frozen=True, slots=True)
-class TreeShape:
-    """A tree's template, and its levels as tensors."""
-
-    template: Template
-    levels: tuple[Level, ...]
-
-
 class Planner:
     """Chooses the tree shapes for greedy and for sampled rows, each once at first use."""
 
@@ -85,7 +77,7 @@ class Planner:
         if greedy not in self._shapes:
             template = self._template(greedy)
             with torch.inference_mode(False):  # compilers reject tensors of inference mode
-                self._shapes[greedy] = TreeShape(template, Level.all_of(template, self._draft.device))
+                self._shapes[greedy] = TreeShape.of(template, self._draft.device)
         return self._shapes[greedy]
 
     def acceptance(self, greedy: bool) -> tuple[float, ...]:
@@ -127,7 +119,7 @@ class Sequoia(RunnerDrafter[DraftRunner]):
     ) -> None:
         self.planner = Planner(options, target, model)
         nodes = options.nodes or NODES
-        needs = Needs(max_nodes=nodes, max_depth=options.depth or min(DEPTH, nodes), ahead=True)
+        needs = Needs(max_nodes=nodes, max_depth=options.depth or min(DEPTH, nodes), scored=True, ahead=True)
         super().__init__(needs, DraftRunner(model, vocab_size, replay))
 
     @torch.inference_mode()
@@ -135,13 +127,13 @@ class Sequoia(RunnerDrafter[DraftRunner]):
         plan = self._runner.within_context(view, plan)
         if not plan.length:
             return Draft(TokenTree.root(view.roots), Law.FIXED)
-        shape = self.planner.shape(view.warp.greedy)
-        depth, allowed = min(plan.length, shape.template.depth), plan.on(view.lengths.device)
-        return self._runner.draft("tree", view, shape.template.nodes, self._tree, allowed, depth)
+        limits = self.planner.shape(view.warp.greedy).limits.within(plan, recorded=self._runner.records)
+        allowed = plan.on(view.lengths.device)
+        return self._runner.draft("tree", view, limits.expanded, self._tree, allowed, limits)
 
-    def _tree(self, view: View, forwards: Forwards, allowed: Int[Tensor, "B"], depth: int) -> Draft:
-        levels = self.planner.shape(view.warp.greedy).levels[:depth]
-        return build_static_tree(RunnerTreeBuilder(forwards, view), levels, allowed)
+    def _tree(self, view: View, forwards: Forwards, allowed: Int[Tensor, "B"], limits: TreeLimits) -> Draft:
+        levels = self.planner.shape(view.warp.greedy).levels
+        return build_static_tree(RunnerTreeBuilder(forwards, view), levels, allowed, limits)
 
 
 def build(options: Options, context: BuildContext) -> Sequoia:

@@ -21,9 +21,9 @@ from foredraft.core.options import SizedOptions
 from foredraft.core.tree import TokenTree, merge_duplicates
 from foredraft.drafters.common.build_context import BuildContext
 from foredraft.drafters.common.draft_runner import DraftRunner, Forwards, RunnerDrafter, RunnerTreeBuilder
-from foredraft.drafters.common.drawn_tree import build_static_tree
+from foredraft.drafters.common.drawn_tree import TreeShape, build_static_tree
+from foredraft.drafters.common.dynamic_tree import TreeLimits
 from foredraft.drafters.common.templates import Template
-from foredraft.drafters.common.tree_builder import Level
 from foredraft.model.base import TargetModel
 from foredraft.model.replay import EAGER, Replay
 
@@ -65,33 +65,34 @@ class SpecInfer(RunnerDrafter[DraftRunner]):
         if not models:
             raise OptionError("specinfer needs at least one draft model.")
         self._options = options
-        template = Template.regular(options.expansion)
-        self._levels = Level.all_of(template, models[0].device)
-        self._nodes = template.nodes
+        self._shape = TreeShape.of(Template.regular(options.expansion), models[0].device)
         self._law = Law.IID if len(models) == 1 else Law.IID_MANY
-        needs = Needs(max_nodes=len(models) * self._nodes, max_depth=template.depth, law=self._law, ahead=True)
+        limits = self._shape.limits
+        needs = Needs(max_nodes=len(models) * limits.nodes, max_depth=limits.depth, law=self._law, ahead=True)
         super().__init__(needs, *(DraftRunner(model, vocab_size, replay) for model in models))
 
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:
         for runner in self._runners:  # the shortest context limits all
             plan = runner.within_context(view, plan)
-        depth = min(plan.length, len(self._levels))
-        if not depth:
+        if not plan.length:
             return Draft(TokenTree.root(view.roots), Law.FIXED)
+        limits = self._shape.limits.within(replace(plan, nodes=0), recorded=self._runner.records)
         allowed = plan.on(view.lengths.device)
         drafts = []
         for number, runner in enumerate(self._runners):
-            drafts.append(runner.draft("tree", view, self._nodes, self._tree, allowed, depth, number))
+            drafts.append(runner.draft("tree", view, limits.expanded, self._tree, allowed, limits, number))
         draft = _joined(drafts)
         if draft.q is None:
             return replace(draft, tree=merge_duplicates(draft.tree, keep_duplicates=False))
         return replace(draft, tree=merge_duplicates(draft.tree, keep_duplicates=True)) if self._options.merge else draft
 
-    def _tree(self, view: View, forwards: Forwards, allowed: Int[Tensor, "B"], depth: int, number: int) -> Draft:
+    def _tree(
+        self, view: View, forwards: Forwards, allowed: Int[Tensor, "B"], limits: TreeLimits, number: int
+    ) -> Draft:
         """The tree of the model of this number."""
-        builder, first = RunnerTreeBuilder(forwards, view), number * (self._nodes + 1)
-        return build_static_tree(builder, self._levels[:depth], allowed, self._law, first=first)
+        builder, first = RunnerTreeBuilder(forwards, view), number * (self._shape.limits.nodes + 1)
+        return build_static_tree(builder, self._shape.levels, allowed, limits, self._law, first)
 
 
 def _joined(drafts: Sequence[Draft]) -> Draft:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from foredraft.compose.load import Spec
-from foredraft.drafters.common.dynamic_tree import Options as DynamicOptions
+from foredraft.drafters.common.eagle import DynamicOptions
 from foredraft.drafters.common.templates import Template
 from foredraft.drafters.draft_model import Options as DraftModelOptions
 from foredraft.drafters.prompt_lookup import Options as PromptLookupOptions

@@ -1,10 +1,14 @@
 """Static trees, of guesses or of drawn tokens.
 
-By default a family has the best guesses for its place. The ratio rules of the papers need siblings that were drawn from
-the draft's law q, with random numbers that the target does not use (``View.draws``).
+In greedy rows a family has the best guesses for its place. In sampled rows the noise says more than ranks do which
+guesses are right, so the shape only gives the numbers of nodes and levels, and how many nodes of a level are expanded.
+(Not for Medusa and Hydra, whose shapes are measured.)
+The ratio rules of the papers need siblings in the places of the shape that were drawn from the draft's law q, with
+random numbers that the target does not use (``View.draws``).
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -15,6 +19,8 @@ from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import View
 from foredraft.core.rng import Stream, draw_distinct, exponentials
 from foredraft.core.tree import PAD, ROOT, TokenTree
+from foredraft.drafters.common.dynamic_tree import TreeLimits, build_dynamic_tree
+from foredraft.drafters.common.templates import Template
 from foredraft.drafters.common.tree_builder import Level, TreeBuilder, static_candidates
 from foredraft.drafters.common.tree_ops import (
     draw_independent,
@@ -23,6 +29,20 @@ from foredraft.drafters.common.tree_ops import (
     normalize_or_uniform,
     without_earlier,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class TreeShape:
+    """The levels of a static tree, and the limits of a dynamic tree that takes no longer to draft."""
+
+    levels: tuple[Level, ...]
+    limits: TreeLimits
+
+    @classmethod
+    def of(cls, template: Template, device: torch.device) -> "TreeShape":
+        levels = Level.all_of(template, device)
+        widest = max(1, *(len(level.inner) for level in levels))
+        return cls(levels, TreeLimits(template.nodes, template.depth, widest))
 
 
 class _Nodes(NamedTuple):
@@ -37,24 +57,28 @@ def build_static_tree(
     builder: TreeBuilder,
     levels: Sequence[Level],
     allowed: Int[Tensor, "B"],
+    limits: TreeLimits,
     law: Law = Law.WITHOUT_REPLACEMENT,
-    nodes: int = 0,
     first: int = 0,
 ) -> Draft:
-    """Build a static tree of the best guesses; if drafts are drawn, its siblings are.
+    """Build a static tree of the best guesses, in sampled rows a dynamic one of the same size; if drafts are drawn, its
+    siblings are.
 
     Args:
         allowed: the number of levels that each row may have.
+        limits: of the shape and the plan. A drawn tree has all nodes of its levels.
         law: how siblings are drawn: ``WITHOUT_REPLACEMENT``, ``IID`` or ``IID_MANY``.
-        nodes: the most nodes, the best of the tree; 0 for all. A drawn tree is whole.
         first: the index of the first random number of a drawn tree; there is one for each parent.
     """
-    view = builder.view
-    if view.draws and not view.warp.greedy:
+    view, levels = builder.view, levels[: limits.depth]
+    if view.warp.greedy or (builder.in_place and not view.draws):
+        candidates = static_candidates(builder, levels, allowed, limits.level_worth)
+        return keep_best(
+            candidates, view.roots, limits.nodes, allowed, linear=candidates.tokens.shape[1] == candidates.depth
+        )
+    if view.draws:
         return _drawn_tree(builder, levels, allowed, law, first)
-    candidates = static_candidates(builder, levels)
-    count = candidates.tokens.shape[1]
-    return keep_best(candidates, view.roots, nodes or count, allowed, linear=count == len(levels))
+    return build_dynamic_tree(builder, allowed, limits)
 
 
 def _drawn_tree(

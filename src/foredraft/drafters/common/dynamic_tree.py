@@ -4,28 +4,20 @@ A node's score is the sum of its path's log shares (see ``tree_ops.ranked``): ho
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from foredraft.core.draft import Draft, Law
-from foredraft.core.drafter import Needs, Plan, View
-from foredraft.core.errors import OptionError
-from foredraft.drafters.common.drawn_tree import build_static_tree
-from foredraft.drafters.common.eagle import EagleDrafter, EagleOptions
-from foredraft.drafters.common.templates import best_template
-from foredraft.drafters.common.tree_builder import Level, TreeBuilder
+from foredraft.core.draft import Draft
+from foredraft.core.drafter import Plan
+from foredraft.drafters.common.tree_builder import TreeBuilder
 from foredraft.drafters.common.tree_ops import Candidates, keep_best, worth_a_level
-from foredraft.heads.nets.eagle import EagleNet
-from foredraft.model.cpu_linear import any_weight
-from foredraft.model.replay import EAGER, Replay
 
-ACCEPTANCE = (0.56, 0.095, 0.048, 0.03, 0.018, 0.012, 0.01, 0.008)
-"""Acceptance of the first, second, ... drawn sibling if the parent is accepted: that of the bundled EAGLE-3 head at
-temperature 1 on HumanEval, GSM8K and MT-bench. It gives the shape of drawn trees, as in Sequoia (arXiv:2402.12374)."""
+GUESSES = 8
+"""Least number of children that are scored for a node in sampled rows. They cost no forward, and which of a node's
+tokens the target takes depends on the noise more than on their ranks."""
 
 
 def frontier(scores: Float[Tensor, "B C"], count: int) -> tuple[Float[Tensor, "B K"], Int[Tensor, "B K"]]:
@@ -36,7 +28,7 @@ def frontier(scores: Float[Tensor, "B C"], count: int) -> tuple[Float[Tensor, "B
 
 class TreeLimits(NamedTuple):
     """Limits of a dynamic tree; ``top_k`` nodes of a level are expanded, with ``children`` scored children each (0:
-    ``top_k``).
+    ``top_k``), in sampled rows at least ``GUESSES``.
 
     ``level_worth``: see ``Plan``. ``reads``: values may be read where that is free; False for recordings.
     """
@@ -48,63 +40,16 @@ class TreeLimits(NamedTuple):
     reads: bool = True
     children: int = 0
 
-    def within(self, plan: Plan) -> "TreeLimits":
-        """These and the plan's."""
-        nodes = plan.at_most(self.nodes)
-        depth = min(plan.length, self.depth, nodes)
-        return self._replace(nodes=nodes, depth=depth, level_worth=plan.level_worth)
-
-    def recorded(self) -> "TreeLimits":
-        """The same without what depends on values."""
-        return self._replace(level_worth=0.0, reads=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Options(EagleOptions):
-    """The shape of the tree.
-
-    nodes: most nodes of the tree (total_token minus one in the published code).
-    depth: levels of the tree (depth plus one in the published code).
-    top_k: nodes expanded per level, and children scored for each.
-    num_assistant_tokens_schedule: auto, the number of nodes with the most tokens per second; constant, always the whole
-        tree; or heuristic, transformers' rule of two more and one less, for the depth.
-    """
-
-    nodes: int = 23
-    depth: int = 6
-    top_k: int = 4
-
     @property
-    def law(self) -> Law:
-        return Law.WITHOUT_REPLACEMENT
+    def expanded(self) -> int:
+        """The most nodes that are expanded, the root excluded."""
+        return self.top_k * max(self.depth - 1, 0)
 
-    def __post_init__(self) -> None:
-        if min(self.nodes, self.depth, self.top_k) < 1:
-            raise OptionError("nodes, depth and top_k must be 1 or more.")
-
-
-class DynamicTreeDrafter(EagleDrafter):
-    """A tree of the head's best guesses. If drafts are drawn, sampled rows get a static tree."""
-
-    def __init__(self, options: Options, net: EagleNet, replay: Replay = EAGER) -> None:
-        self._limits = TreeLimits(options.nodes, options.depth, options.top_k)
-        template = best_template((ACCEPTANCE,) * options.depth, options.nodes)
-        self._drawn = Level.all_of(template, any_weight(net).device)
-        needs = Needs(net.taps, options.nodes, options.depth, scored=True, ahead=True)
-        super().__init__(net, needs, replay)
-
-    @torch.inference_mode()
-    def propose(self, view: View, plan: Plan) -> Draft:
-        limits = self._limits.within(plan)
-        if self._state.records:  # always the whole depth, so that recordings are few
-            limits = limits._replace(depth=min(self._limits.depth, limits.nodes)).recorded()
-        room = 1 + max(self._limits.nodes * view.draws, limits.depth * limits.top_k)
-        return self._draft(view, plan, room, self._tree, limits)
-
-    def _tree(self, builder: TreeBuilder, allowed: Int[Tensor, "B"], limits: TreeLimits) -> Draft:
-        if builder.view.draws and not builder.view.warp.greedy:
-            return build_static_tree(builder, self._drawn[: limits.depth], allowed)
-        return build_dynamic_tree(builder, allowed, limits)
+    def within(self, plan: Plan, *, recorded: bool = False) -> "TreeLimits":
+        """These and the plan's; ``recorded``: without what depends on values."""
+        nodes = plan.at_most(self.nodes)
+        own = self._replace(nodes=nodes, depth=min(plan.length, self.depth, nodes))
+        return own._replace(reads=False) if recorded else own._replace(level_worth=plan.level_worth)
 
 
 def _full(parts: Sequence[tuple[Tensor, Tensor, Tensor]], above: Float[Tensor, "B K"], nodes: int) -> bool:
@@ -125,13 +70,14 @@ def build_dynamic_tree(builder: TreeBuilder, allowed: Int[Tensor, "B"], limits: 
         allowed: the number of levels that each row may have.
     """
     roots, depth = builder.view.roots, min(limits.depth, limits.nodes)
+    children = max(limits.children or limits.top_k, 0 if builder.view.warp.greedy else GUESSES)
     above = torch.zeros(len(builder.view.rows), 1, device=roots.device)  # scores of the frontier nodes
     numbers = torch.zeros_like(roots)[:, None]  # numbers of these nodes among the candidates
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
     levels: list[Tensor] = []
     count = 0  # candidates so far
     for level in range(1, depth + 1):
-        ids, shares = builder.ranked(limits.children or limits.top_k)
+        ids, shares = builder.ranked(children)
         width = ids.shape[2]
         tokens, scores = ids.flatten(1), (above[..., None] + shares).flatten(1)
         parts.append((tokens, numbers.repeat_interleave(width, 1), scores))

@@ -1,4 +1,4 @@
-"""Base class of drafters with an EAGLE head, and their draft trees, built level by level in the head's cache."""
+"""Base classes of drafters with an EAGLE head, and their draft trees, built level by level in the head's cache."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,15 +10,20 @@ from torch import Tensor
 
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Needs, Plan, Trainable, View
+from foredraft.core.errors import OptionError
 from foredraft.core.options import SizedOptions
 from foredraft.core.tree import TokenTree
+from foredraft.drafters.common.drawn_tree import build_static_tree
+from foredraft.drafters.common.dynamic_tree import TreeLimits, build_dynamic_tree
 from foredraft.drafters.common.feature_cache import FeatureCache, TreeSlots
 from foredraft.drafters.common.head import HeadDrafter
-from foredraft.drafters.common.tree_builder import TreeBuilder
+from foredraft.drafters.common.templates import best_template
+from foredraft.drafters.common.tree_builder import Level, TreeBuilder
 from foredraft.drafters.common.tree_ops import at_places
 from foredraft.heads.nets.eagle import EagleNet
+from foredraft.model.cpu_linear import any_weight
 from foredraft.model.masks import StepIn, Visible
-from foredraft.model.replay import Replay
+from foredraft.model.replay import EAGER, Replay
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +70,57 @@ class EagleDrafter(HeadDrafter[FeatureCache], Trainable):
         states, known = self._state.extend(view, nodes)
         allowed, slots = plan.on(view.lengths.device) * known, self._state.slots_of(view, nodes)
         return self._state.run("tree", built, view, states, slots, allowed, *arguments)
+
+
+ACCEPTANCE = (0.56, 0.095, 0.048, 0.03, 0.018, 0.012, 0.01, 0.008)
+"""Acceptance of the first, second, ... drawn sibling if the parent is accepted: that of the bundled EAGLE-3 head at
+temperature 1 on HumanEval, GSM8K and MT-bench. It gives the shape of drawn trees, as in Sequoia (arXiv:2402.12374)."""
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicOptions(EagleOptions):
+    """The shape of the tree.
+
+    nodes: most nodes of the tree (total_token minus one in the published code).
+    depth: levels of the tree (depth plus one in the published code).
+    top_k: nodes expanded per level, and children scored for each.
+    num_assistant_tokens_schedule: auto, the number of nodes with the most tokens per second; constant, always the whole
+        tree; or heuristic, transformers' rule of two more and one less, for the depth.
+    """
+
+    nodes: int = 23
+    depth: int = 6
+    top_k: int = 4
+
+    @property
+    def law(self) -> Law:
+        return Law.WITHOUT_REPLACEMENT
+
+    def __post_init__(self) -> None:
+        if min(self.nodes, self.depth, self.top_k) < 1:
+            raise OptionError("nodes, depth and top_k must be 1 or more.")
+
+
+class DynamicTreeDrafter(EagleDrafter):
+    """A tree of the head's best guesses. If drafts are drawn, sampled rows get a static tree."""
+
+    def __init__(self, options: DynamicOptions, net: EagleNet, replay: Replay = EAGER) -> None:
+        self._limits = TreeLimits(options.nodes, options.depth, options.top_k)
+        template = best_template((ACCEPTANCE,) * options.depth, options.nodes)
+        self._drawn = Level.all_of(template, any_weight(net).device)
+        needs = Needs(net.taps, options.nodes, options.depth, scored=True, ahead=True)
+        super().__init__(net, needs, replay)
+
+    @torch.inference_mode()
+    def propose(self, view: View, plan: Plan) -> Draft:
+        limits = self._within(self._limits, plan)
+        room = 1 + max(self._limits.nodes * view.draws, limits.expanded)
+        return self._draft(view, plan, room, self._tree, limits)
+
+    def _tree(self, builder: TreeBuilder, allowed: Int[Tensor, "B"], limits: TreeLimits) -> Draft:
+        if builder.view.draws and not builder.view.warp.greedy:
+            return build_static_tree(builder, self._drawn, allowed, limits)
+        return build_dynamic_tree(builder, allowed, limits)
 
 
 @final

@@ -8,7 +8,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from foredraft.core.draft import Draft, Verdict
-from foredraft.core.drafter import Drafter, Needs, Room, StepOut, View
+from foredraft.core.drafter import Drafter, Needs, Plan, Room, StepOut, View
+from foredraft.drafters.common.dynamic_tree import TreeLimits
 from foredraft.drafters.common.feature_cache import FeatureCache
 from foredraft.drafters.common.last_hidden import LastHidden
 
@@ -25,6 +26,11 @@ class HeadDrafter(Drafter, Generic[S]):
     def __init__(self, state: S, needs: Needs) -> None:
         self._state = state
         self.needs = needs
+
+    def _within(self, limits: TreeLimits, plan: Plan) -> TreeLimits:
+        """These limits and the plan's. Recorded trees always have the whole depth, so that recordings are few."""
+        own = limits.within(plan, recorded=self._state.records)
+        return own._replace(depth=min(limits.depth, own.nodes)) if self._state.records else own
 
     @torch.inference_mode()
     def fuse(self, hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> Mapping[int, Float[Tensor, "1 F G"]]:

@@ -16,12 +16,13 @@ from foredraft.core.drafter import Needs, Plan, Trainable, View
 from foredraft.core.errors import OptionError
 from foredraft.core.options import SizedOptions
 from foredraft.core.tree import TokenTree
-from foredraft.drafters.common.drawn_tree import build_static_tree
+from foredraft.drafters.common.drawn_tree import TreeShape, build_static_tree
+from foredraft.drafters.common.dynamic_tree import TreeLimits
 from foredraft.drafters.common.feature_cache import FeatureCache
 from foredraft.drafters.common.head import HeadDrafter
 from foredraft.drafters.common.last_hidden import LastHidden
 from foredraft.drafters.common.templates import NAMED, Rates, Template, best_template
-from foredraft.drafters.common.tree_builder import Level, TreeBuilder
+from foredraft.drafters.common.tree_builder import TreeBuilder
 from foredraft.drafters.common.tree_ops import at_places
 from foredraft.heads.nets.hydra import Hydra
 from foredraft.heads.nets.medusa import Medusa
@@ -82,7 +83,7 @@ class StaticTreeDrafter(HeadDrafter[FeatureCache | LastHidden], Trainable, Gener
         template = options.template(accuracies, net.config.num_heads)
         super().__init__(state, Needs((FINAL,), template.nodes, template.depth, scored=True, ahead=True))
         self._net = net
-        self._levels = Level.all_of(template, device)
+        self._shape = TreeShape.of(template, device)
 
     @property
     def network(self) -> N:
@@ -98,26 +99,25 @@ class StaticTreeDrafter(HeadDrafter[FeatureCache | LastHidden], Trainable, Gener
     def propose(self, view: View, plan: Plan) -> Draft:
         if not plan.length:
             return Draft(TokenTree.root(view.roots), Law.FIXED)
-        nodes = plan.at_most(self.needs.max_nodes)
-        depth = len(self._levels) if self._state.records else plan.length  # recordings should be few
         hidden, known = self._state.extend(view, 1)
         allowed = plan.on(hidden.device) * known
-        return self._state.run("tree", self._tree, view, hidden, allowed, nodes, depth)
+        limits = self._within(self._shape.limits, plan)
+        return self._state.run("tree", self._tree, view, hidden, allowed, limits)
 
-    def _tree(
-        self, view: View, hidden: Float[Tensor, "B 1 H"], allowed: Int[Tensor, "B"], nodes: int, depth: int
-    ) -> Draft:
-        """The tree of the ``nodes`` best candidates; can be recorded."""
-        levels = self._levels[:depth] if view.draws else self._levels[: min(depth, nodes)]
-        return build_static_tree(_HeadsBuilder(self, view, hidden), levels, allowed, nodes=nodes)
+    def _tree(self, view: View, hidden: Float[Tensor, "B 1 H"], allowed: Int[Tensor, "B"], limits: TreeLimits) -> Draft:
+        """The tree; can be recorded."""
+        return build_static_tree(_HeadsBuilder(self, view, hidden), self._shape.levels, allowed, limits)
 
 
 @final
 class _HeadsBuilder(TreeBuilder):
     """A tree of heads: level i has the logits of head i. ``hidden``: the target's states at the roots.
 
-    Logits that do not depend on the path are computed once for all nodes of a level.
+    Logits that do not depend on the path are computed once for all nodes of a level. Shares say less about a path than
+    the measured accuracies that give the tree its shape.
     """
+
+    in_place = True
 
     def __init__(self, heads: StaticTreeDrafter[Any], view: View, hidden: Float[Tensor, "B 1 H"]) -> None:
         self._heads = heads

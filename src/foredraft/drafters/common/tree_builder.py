@@ -13,7 +13,7 @@ from foredraft.core.sampling.warp import Paths
 from foredraft.core.transfer import to_device
 from foredraft.core.tree import ROOT, TokenTree
 from foredraft.drafters.common.templates import Path, Template
-from foredraft.drafters.common.tree_ops import Candidates, ranked
+from foredraft.drafters.common.tree_ops import Candidates, ranked, worth_a_level
 from foredraft.model.base import widened
 
 
@@ -22,11 +22,13 @@ class TreeBuilder(ABC):
 
     ``starts``: for each level, the number of its first node among those that the draft has read; the last level is the
     frontier, of F nodes. ``logits`` [B, F, v], or [B, 1, v] if all F have the same, are in the draft's own token ids; V
-    is the target's ``vocab_size``.
+    is the target's ``vocab_size``. ``in_place``: static trees keep the nodes of their shape in sampled rows, too.
 
     Args:
         vocabulary: the target's ids of the draft's tokens; None if they are the same.
     """
+
+    in_place = False
 
     def __init__(
         self, view: View, logits: Float[Tensor, "B 1 v"], vocab_size: int, vocabulary: Int[Tensor, "v"] | None = None
@@ -146,21 +148,29 @@ class Level:
         )
 
 
-def static_candidates(builder: TreeBuilder, levels: Sequence[Level]) -> Candidates:
-    """The nodes of a static tree: of each family, the best guesses in order."""
-    view, last = builder.view, levels[-1]
+def static_candidates(
+    builder: TreeBuilder, levels: Sequence[Level], allowed: Int[Tensor, "B"], level_worth: float
+) -> Candidates:
+    """The nodes of a static tree: of each family, the best guesses in order.
+
+    Args:
+        allowed: the number of levels that each row may have.
+        level_worth: see ``Plan``.
+    """
+    view = builder.view
     above = torch.zeros_like(view.roots, dtype=torch.float32)[:, None]  # scores of the frontier nodes
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
-    for level in levels:
+    for number, level in enumerate(levels, start=1):
         ids, shares = builder.ranked(level.width)
         rank = level.ranks.clamp(max=ids.shape[2] - 1)
         missing = level.ranks >= ids.shape[2]  # a family may be larger than the vocabulary
         scores = above[:, level.places] + shares[:, level.places, rank].masked_fill(missing, -torch.inf)
         tokens = ids[:, level.places, rank]
         parts.append((tokens, level.parents.expand(tokens.shape), scores))
-        if level is not last:
-            builder.add_level(tokens[:, level.inner], level.inner_places.expand(len(tokens), -1))
-            above = scores[:, level.inner]
+        above = scores[:, level.inner]
+        if number == len(levels) or not worth_a_level(above, allowed > number, level_worth):
+            break
+        builder.add_level(tokens[:, level.inner], level.inner_places.expand(len(tokens), -1))
     tokens, parents, scores = (torch.cat(each, 1) for each in zip(*parts, strict=True))
-    depths = torch.cat([torch.full_like(level.ranks, number) for number, level in enumerate(levels, start=1)])
-    return Candidates(tokens, parents, scores, depths, len(levels))
+    depths = torch.cat([torch.full_like(each.ranks, i) for i, each in enumerate(levels[: len(parts)], start=1)])
+    return Candidates(tokens, parents, scores, depths, len(parts))

@@ -63,8 +63,9 @@ class Throughput(Policy):
         worth = Worth(model.weights, self._prior, recent, prices if cuts else {})
         length, nodes = self._needs.longest, 0
         if not cuts:
-            size = self.SHOWN if learning else self._size(pace, prices, active, rate * pace.level.value)
-            length, nodes = (length, size) if self._needs.scored else (min(size, length), 0)
+            price, by_nodes = rate * pace.level.value, self._by_nodes(view)
+            size = self.SHOWN if learning else self._size(pace, prices, active, by_nodes, price)
+            length, nodes = (length, size) if by_nodes else (min(size, length), 0)
         level = 0.0 if learning else min(rate * pace.level.value * pace.tried / pace.passed, 0.9 * active)
         return Plan(tuple(min(length, limit) for limit in limits), nodes=nodes, level_worth=level, worth=worth)
 
@@ -93,7 +94,7 @@ class Throughput(Policy):
             features += [each for node in tried if (each := found[node])]
             accepted += [node in path for node in tried]
             refused = any(result.nodes.parents[node] == max(path) for node in tried)
-            if self._needs.scored:
+            if self._by_nodes(view):
                 values = plan.worth.values(number, result.nodes)[1:]
             else:  # by length
                 values = [float(result.accepted > depth) for depth in range(length)]
@@ -162,18 +163,22 @@ class Throughput(Policy):
         pace.since, pace.trial = 0, steps - 1
         return not pays
 
-    def _size(self, pace: Pace, prices: Mapping[int, float], active: int, level: float) -> int:
-        """The number of drafted nodes with the largest mean value less its price; the length of drafts without scores.
-        All if nothing is known yet, and now and then, since a draft shows what smaller ones would bring, but no larger
-        ones. ``level``: the price of a draft level.
+    def _by_nodes(self, view: View) -> bool:
+        """Whether a draft is limited by its number of nodes, not by its length: of guesses with scores."""
+        return self._needs.scored and (view.warp.greedy or not view.draws)
+
+    def _size(self, pace: Pace, prices: Mapping[int, float], active: int, by_nodes: bool, level: float) -> int:
+        """The number of drafted nodes, or the length, with the largest mean value less its price. All if nothing is
+        known yet, and now and then, since a draft shows what smaller ones would bring, but no larger ones. ``level``:
+        the price of a draft level.
         """
-        most = self._needs.max_nodes if self._needs.scored else self._needs.longest
+        most = self._needs.max_nodes if by_nodes else self._needs.longest
         if len(pace.curve) <= most or pace.since == self.OFTEN // 2:
             return most
 
         def gain(size: int) -> float:
             nodes = 1 + size * self._needs.max_nodes // most
             forward = min(price for forward, price in prices.items() if forward >= nodes)
-            return active * pace.curve[size] - forward - (0.0 if self._needs.scored else size * level)
+            return active * pace.curve[size] - forward - (0.0 if by_nodes else size * level)
 
         return max(range(most + 1), key=gain)
