@@ -9,11 +9,13 @@ from typing import Any, NamedTuple
 import pytest
 from trainees import assert_drafts_losslessly, log_of
 
+import foredraft
 from foredraft.cli import main
 from foredraft.cli.exit_status import Terminated
 from foredraft.cli.train import Progress
 from foredraft.train.checkpoint import lock_folder
 from foredraft.train.heads import validate
+from native import needs_compiler
 
 SHORT = ("--tokens", "128", "--length", "32", "--batch", "2", "--precision", "fp32", "--report", "1", "--device", "cpu")
 
@@ -101,6 +103,20 @@ def test_on_the_targets_own_words(train: Train, tmp_path: Path):
     assert len(rows) == 25 and all(len(row["ids"]) == row["prompt_length"] + 40 for row in rows)
     terms = json.loads((tmp_path / "run.json").read_text())
     assert terms["data"] == [sum(len(row["ids"]) for row in rows), 25 * 40]
+
+
+@needs_compiler
+@pytest.mark.parametrize("method", ["medusa", "prune"])
+def test_answers_of_quantised_weights(method: str, train: Train, place: Path, tmp_path: Path):
+    more = ("--regenerate", "--answers", "12", "--answer-tokens", "40", "--answer-temperature", "0")
+    shape = ("--shape", "layers=1") if method == "prune" else ()
+    ended = train(method, "--out", str(tmp_path), *SHORT, *more, *shape, "--answer-weights", "int4")
+    assert ended.status == 0, ended.err
+    quantised = foredraft.load(place / "target", "none", weights="int4")
+    for line in (tmp_path / "answers.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        prompt = row["ids"][: row["prompt_length"]]
+        assert quantised.generate(prompt, max_new_tokens=40).tokens == row["ids"][row["prompt_length"] :]
 
 
 @pytest.mark.parametrize(

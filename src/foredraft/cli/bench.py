@@ -120,9 +120,8 @@ def command(
     from foredraft.bench.measure.watch import ExtraMeasurements
 
     options = {name: value for name, value in asdict(sampling).items() if name != "temperature"}
-    settings = Settings(
-        short_name(compared.model), chat=what.chat, dtype=compared.dtype, device=compared.device, **options
-    )
+    about = {"dtype": compared.dtype, "device": compared.device, "weights": compared.weights}
+    settings = Settings(short_name(compared.model), chat=what.chat, **about, **options)
     for temperature in sampling.temperature:  # fail before loading or writing
         settings.params(temperature, 0)
     groups = make_groups(prompts, sampling.temperature, what.batch_size, what.repeats)
@@ -130,8 +129,10 @@ def command(
     read_existing(path, settings)  # fail before loading if the file has other settings
     with busy(f"Loading {compared.model}"):
         specs = [ArmSpec.parse(text) for text in compared.drafter]
-        target = (compared.model, compared.dtype, compared.device)
-        made = make_arms(specs, ArmContext(*target, max(what.batch_size), compared.tensor_parallel))
+        context = ArmContext(
+            compared.model, max_batch=max(what.batch_size), tensor_parallel=compared.tensor_parallel, **about
+        )
+        made = make_arms(specs, context)
     bench = Bench(made, settings, path, keep_texts=shown.texts)
     extra = ExtraMeasurements(
         made, settings, sampling.temperature, what.batch_size if shown.costs else (), _first(prompts, shown.watch)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -38,6 +39,24 @@ class TargetChoice:
     weights: str | None = field(
         default=None, metadata={"help": "int4 or int8: quantise for the CPU engine; auto: int8 where it runs."}
     )
+
+    def plain(self, max_batch_size: int = 32) -> "Generator":
+        """The target without a drafter."""
+        from foredraft.compose.load import load
+
+        return load(
+            self.model,
+            "none",
+            dtype=self.dtype,
+            device=self.device,
+            weights=self.weights,
+            max_batch_size=max_batch_size,
+        )
+
+    @property
+    def arguments(self) -> str:
+        """The model and its weights, as options of a command."""
+        return f"--model {shlex.quote(self.model)}" + (f" --weights {self.weights}" if self.weights else "")
 
     @property
     def name(self) -> str:

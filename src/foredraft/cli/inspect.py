@@ -13,6 +13,7 @@ from foredraft.cli.console import output
 
 if TYPE_CHECKING:
     from foredraft.heads.formats import HeadInfo
+    from foredraft.model.describe import ModelInfo
     from foredraft.model.gguf.describe import GgufInfo
 
 
@@ -20,6 +21,7 @@ EXAMPLES = (
     "foredraft inspect run/head",
     "foredraft inspect yuhuili/EAGLE3-LLaMA3.1-Instruct-8B --json",
     "foredraft inspect model.gguf",
+    "foredraft inspect HuggingFaceTB/SmolLM2-135M-Instruct",
 )
 
 
@@ -27,16 +29,19 @@ def command(
     path: Annotated[
         str,
         typer.Argument(
-            help="The draft head: folder, hub name or bundled head (sample-eagle3); or a GGUF file.", show_default=False
+            help="A draft head or a model: folder, hub name, bundled (sample-eagle3), or a GGUF file.",
+            show_default=False,
         ),
     ],
     as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print one JSON object.")] = False,
 ) -> None:
-    """Describe a trained draft head, or a GGUF file.
+    """Describe a trained draft head, a model, or a GGUF file.
 
-    A head: its method and the target that it needs. A file: its model, and how each type of its weights is read.
+    A head: its method and the target that it needs. A model: its size, and which engine runs it with quantised weights,
+    and why. A GGUF file: also how each type of its weights is read.
     """
-    from foredraft.heads.formats import inspect_head
+    from foredraft.heads.formats import WholeModelError, inspect_head
+    from foredraft.model.describe import inspect_model
     from foredraft.model.gguf.describe import inspect_gguf
     from foredraft.model.gguf.file import GgufFile
     from foredraft.model.gguf.load import is_gguf
@@ -48,8 +53,12 @@ def command(
         info = inspect_gguf(GgufFile(fetch_file(path)))
         found, panel = asdict(info), _gguf_panel(path, info)
     else:
-        found = to_json(inspect_head(resolve(path)))
-        panel = _panel(path, found)
+        try:
+            found = to_json(inspect_head(resolve(path)))
+            panel = _panel(path, found)
+        except WholeModelError:
+            model = inspect_model(path)
+            found, panel = asdict(model), _model_panel(path, model)
     if as_json:
         typer.echo(json.dumps({"path": path, **found}))
         return
@@ -69,6 +78,22 @@ def to_json(info: "HeadInfo") -> dict[str, Any]:
     }
 
 
+def _model_panel(path: str, info: "ModelInfo") -> Panel:
+    """The model's size and engine."""
+    table = _grid()
+    table.add_row("model", info.model_type)
+    table.add_row("parameters", f"{info.parameters:,}")
+    table.add_row("shape", f"{info.layers} layers, hidden size {info.hidden_size}, vocabulary {info.vocab_size}")
+    table.add_row("context", "no limit" if info.context is None else f"{info.context} tokens")
+    table.add_row("engine", Text(_engine(info.engine, info.why)))
+    return Panel(table, title=Text(path, style="bold"), title_align="left", expand=False)
+
+
+def _engine(name: str, why: str) -> str:
+    """The engine with quantised weights; without, it is always transformers."""
+    return f"with --weights int4, int8 or auto: {name}. {why}" if name == "native" else f"{name}. {why}"
+
+
 def _gguf_panel(path: str, info: "GgufInfo") -> Panel:
     """The model, its types of weights and its tokenizer."""
     from foredraft.model.memory import format_bytes
@@ -80,13 +105,14 @@ def _gguf_panel(path: str, info: "GgufInfo") -> Panel:
         "context": f"{info.context} tokens",
         "tokenizer": info.tokenizer,
         "chat template": "yes" if info.chat_template else "no",
+        "engine": _engine(info.engine, info.why),
     }
     table = _grid()
     for name, value in rows.items():
         table.add_row(name, Text(value))
     for number, each in enumerate(info.types):
         tensors = "1 tensor" if each.tensors == 1 else f"{each.tensors} tensors"
-        row = f"{each.type}: {tensors}, {each.parameters:,} weights, read {each.read}"
+        row = f"{each.type}: {tensors}, {each.parameters:,} weights, {each.native or f'read {each.read}'}"
         table.add_row("" if number else "weights", Text(row))
     return Panel(table, title=Text(path, style="bold"), title_align="left", expand=False)
 

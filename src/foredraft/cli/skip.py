@@ -64,18 +64,20 @@ def command(*, target: TargetChoice, samples: Samples, budget: SearchBudget, sho
 
     check_writable(shown.out)
     from foredraft.bench.tune.skip_trials import SkipEvaluator, TrialLog
-    from foredraft.compose.load import load
     from foredraft.core.io import short
-    from foredraft.model.hf import CausalLM
 
     with busy(f"Loading {target.model}"):
-        plain = load(target.model, "none", dtype=target.dtype, device=target.device)
+        plain = target.plain()
     with busy("Answering the prompts"):
         answers = _answers(plain, samples, budget.seed)
         model = plain.engine.target
-        assert isinstance(model, CausalLM)
         evaluator = SkipEvaluator(model, answers, temperature=samples.temperature, longest=samples.longest)
-    about = {"model": short(target.model), "texts": _digest(answers), "temperature": samples.temperature}
+    about = {
+        "model": short(target.model),
+        "weights": target.weights,
+        "texts": _digest(answers),
+        "temperature": samples.temperature,
+    }
     about |= {"longest": samples.longest, "seed": budget.seed}
     log = TrialLog(Path(f"{shown.out}.trials.jsonl"), about)
     with busy("Searching") as update:
@@ -90,7 +92,7 @@ def command(*, target: TargetChoice, samples: Samples, budget: SearchBudget, sho
             done = f"{len(log.known)} of {budget.trials} sets"
             raise Interrupted(f"Interrupted after {done}; the same command continues from there.", error) from None
     _write(shown.out, target.model, model.layers, best, {**about, "tokens": evaluator.tokens})
-    _print(best, evaluator.tokens, target.model, shown)
+    _print(best, evaluator.tokens, target, shown)
 
 
 def _answers(plain: "Generator", samples: Samples, seed: int) -> "list[Sample]":
@@ -131,7 +133,7 @@ def _write(path: str, model: str, layers: int, best: SkipTrial, about: dict[str,
     write_skip_config(path, SkipConfig(short(model), layers, facts=facts, **layers_by_kind(best.without)))
 
 
-def _print(best: SkipTrial, tokens: int, model: str, shown: Output) -> None:
+def _print(best: SkipTrial, tokens: int, target: TargetChoice, shown: Output) -> None:
     found = layers_by_kind(best.without)
     if shown.json:
         typer.echo(json.dumps({"skip_attention": found["attention"], "skip_mlp": found["mlp"], **_to_json(best)}))
@@ -147,5 +149,5 @@ def _print(best: SkipTrial, tokens: int, model: str, shown: Output) -> None:
         verdict = "No gain: plain decoding reads fewer weights per token."
         console.print(verdict, style="bold yellow", soft_wrap=True)
     spec = shlex.quote(f"layer_skip:{shown.out},{_LENGTH}={best.best}")
-    command = f"foredraft generate --model {shlex.quote(model)} --drafter {spec} ..."
+    command = f"foredraft generate {target.arguments} --drafter {spec} ..."
     console.print(command, style="dim", soft_wrap=True, markup=False)

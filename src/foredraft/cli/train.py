@@ -41,6 +41,9 @@ class Source:
     answer_drafter: str = field(
         default="prompt_lookup", metadata={"help": "With --regenerate: drafter.", "complete": names.drafters}
     )
+    answer_weights: str | None = field(
+        default=None, metadata={"help": "With --regenerate: int4, int8 or auto weights of the target, on a CPU."}
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +185,14 @@ class _Run:
         lock = lock_folder(self.out) if processes.is_main_process else nullcontext()
         with lock, busy("Reading") as progress.update:
             device = str(processes.device)
-            with load(self.model, source.answer_drafter, device=device, max_batch_size=options.batch) as generator:
+            generator = load(
+                self.model,
+                source.answer_drafter,
+                device=device,
+                weights=source.answer_weights,
+                max_batch_size=options.batch,
+            )
+            with generator:
                 self._check(generator)
                 regenerate(generator, list(source.data), self.answers, options, report, processes)
         return replace(self, source=replace(source, data=(str(self.answers),)))

@@ -87,10 +87,9 @@ def command(*, choice: Choice, what: What, shown: Output) -> None:
     from foredraft.bench.tune.candidates import default_drafters
     from foredraft.bench.tune.engines import server_config
     from foredraft.bench.tune.tune import TuneConfig, Tuner
-    from foredraft.compose.load import load
 
     with busy(f"Loading {choice.model}"):
-        plain = load(choice.model, "none", dtype=choice.dtype, device=choice.device, max_batch_size=max(batches))
+        plain = choice.plain(max_batch_size=max(batches))
     config = TuneConfig(prompts, what.params(), shown.verify, batches)
     with busy("Measuring") as update:
         tuner = Tuner(
@@ -103,11 +102,12 @@ def command(*, choice: Choice, what: What, shown: Output) -> None:
     servers = server_config(_sized(found), _chain(found)) if found.chosen is not None else None
     _write(shown.out, choice.model, found, what)
     if what.target_batch is not None:
-        _write_page(shown, found, choice.model, plain.engine.target.device.type, batches)
+        deployed = plain.engine.target.device.type
+        _write_page(shown, found, choice, deployed, batches)
     if shown.json:
         typer.echo(json.dumps(_to_json(found, servers)))
         return
-    _print(found, servers, shown.out, choice.model)
+    _print(found, servers, shown.out, choice)
     if what.target_batch is not None:
         output().print(f"{shown.page} says which engine to use, and why.", soft_wrap=True, markup=False)
 
@@ -125,12 +125,13 @@ def _check(what: What, shown: Output) -> None:
         check_writable(shown.page)
 
 
-def _write_page(shown: Output, found: "Tuning", model: str, device: str, batches: tuple[int, ...]) -> None:
+def _write_page(shown: Output, found: "Tuning", choice: Choice, device: str, batches: tuple[int, ...]) -> None:
     from foredraft.bench.report.tables import provenance as sentence
     from foredraft.bench.tune.deployment import Deployment, page
     from foredraft.core.io import provenance, write_text
 
-    write_text(shown.page, page(found, Deployment(model, device, batches, shown.out), sentence(provenance())))
+    wanted = Deployment(choice.model, device, batches, shown.out, choice.weights)
+    write_text(shown.page, page(found, wanted, sentence(provenance())))
 
 
 def _sized(found: "Tuning") -> str:
@@ -187,7 +188,7 @@ def _to_json(found: "Tuning", servers: "ServerConfig | None") -> dict[str, Any]:
     }
 
 
-def _print(found: "Tuning", servers: "ServerConfig | None", path: str, model: str) -> None:
+def _print(found: "Tuning", servers: "ServerConfig | None", path: str, choice: Choice) -> None:
     console = output()
     console.print(_table(found))
     for sentence in found.skipped:
@@ -202,7 +203,7 @@ def _print(found: "Tuning", servers: "ServerConfig | None", path: str, model: st
         points = ", ".join(f"{point.speed_up:.2f} at {point.batch}" for point in found.batches)
         gain = f"no gain from batch size {found.off_from}" if found.off_from else "faster at every size"
         console.print(f"Speed-up by batch size: {points}; {gain}.", soft_wrap=True)
-    command = f"foredraft generate --model {shlex.quote(model)} --drafter {shlex.quote(path)} ..."
+    command = f"foredraft generate {choice.arguments} --drafter {shlex.quote(path)} ..."
     console.print(f"{path}: {command}", style="dim", soft_wrap=True, markup=False)
     if servers is None:
         return

@@ -121,13 +121,17 @@ class ArmSpec:
 
 @dataclass(frozen=True, slots=True)
 class ArmContext:
-    """The model that all arms run, its dtype and device, the largest batch, and the processes that share the target."""
+    """The model that all arms run, its dtype and device, the largest batch, and the processes that share the target.
+
+    ``weights``: of our arms; those of transformers run the checkpoint's.
+    """
 
     model: str
     dtype: str | None = None
     device: str | None = None
     max_batch: int = 1
     tensor_parallel: int = 1
+    weights: str | None = None
 
 
 def make_arms(specs: Sequence[ArmSpec], context: ArmContext) -> list[BenchArm]:
@@ -156,6 +160,7 @@ def make_arms(specs: Sequence[ArmSpec], context: ArmContext) -> list[BenchArm]:
             [each.spec for each in ours],
             dtype=context.dtype,
             device=context.device,
+            weights=context.weights,
             max_batch_size=context.max_batch,
             tensor_parallel=context.tensor_parallel,
         )

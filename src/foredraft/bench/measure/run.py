@@ -41,6 +41,7 @@ class Settings:
     chat: bool = False
     dtype: str | None = None
     device: str | None = None
+    weights: str | None = None
 
     def params(self, temperature: float, seed: int) -> SamplingParams:
         return SamplingParams(

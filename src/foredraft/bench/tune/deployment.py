@@ -61,6 +61,12 @@ class Deployment:
     device: str
     batches: tuple[int, ...]
     tuned: str
+    weights: str | None = None
+
+    @property
+    def arguments(self) -> str:
+        """The model and its weights, as options of ``foredraft serve``."""
+        return f"--model {shlex.quote(self.model)}" + (f" --weights {self.weights}" if self.weights else "")
 
 
 def batch_sizes(text: str) -> tuple[int, ...]:
@@ -119,13 +125,12 @@ def _plain(found: Tuning, wanted: Deployment) -> Decision:
     if wanted.device == "cuda" and max(wanted.batches) > 1:
         command = f"vllm serve {shlex.quote(wanted.model)} --max-num-seqs {max(wanted.batches)}"
         return Decision("vllm", (command,), (*reasons, "Without drafts, a paged cache for many rows is what counts."))
-    command = f"foredraft serve --model {shlex.quote(wanted.model)} --drafter none"
+    command = f"foredraft serve {wanted.arguments} --drafter none"
     return Decision("foredraft", (command,), (*reasons, "Few rows or no GPU: no other engine is needed."))
 
 
 def _ours(wanted: Deployment, reason: str) -> Decision:
-    model, tuned = shlex.quote(wanted.model), shlex.quote(wanted.tuned)
-    command = f"foredraft serve --model {model} --drafter {tuned}"
+    command = f"foredraft serve {wanted.arguments} --drafter {shlex.quote(wanted.tuned)}"
     return Decision("foredraft", (command,), (reason,))
 
 

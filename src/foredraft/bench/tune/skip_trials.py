@@ -14,6 +14,7 @@ from foredraft.bench.tune.skip_search import KINDS, SkipTrial, Sublayer, layers_
 from foredraft.core.errors import DataError, OptionError
 from foredraft.core.io import atomic_write_text, json_lines
 from foredraft.core.theory import acceptance
+from foredraft.model.base import TargetModel
 from foredraft.model.masks import address_segments
 from foredraft.model.prefill import prefill
 from foredraft.model.skipping import LayeredLM, LayerSkipLM, layers_of
@@ -46,7 +47,7 @@ class SkipEvaluator:
         DataError: all answers are shorter than ``longest``.
     """
 
-    def __init__(self, model: LayeredLM, samples: Sequence[Sample], *, temperature: float, longest: int) -> None:
+    def __init__(self, model: TargetModel, samples: Sequence[Sample], *, temperature: float, longest: int) -> None:
         self._layers = layers_of(model)
         self._drafts = [_Drafts.of(sample, longest) for sample in samples]
         self._temperature = temperature
@@ -57,7 +58,7 @@ class SkipEvaluator:
             )
         self._cache = model.new_cache()
         self._prefill(model)
-        self._target_laws = self._laws(model)
+        self._target_laws = self._laws(self._layers.model)
 
     @property
     def parts(self) -> list[Sublayer]:
@@ -98,7 +99,7 @@ class SkipEvaluator:
                 found.append(law.cpu())
         return found
 
-    def _prefill(self, model: LayeredLM) -> None:
+    def _prefill(self, model: TargetModel) -> None:
         """Read the samples with the full model."""
         room = max(len(drafts.tokens) for drafts in self._drafts)
         self._cache.reserve(len(self._drafts), self._longest_sample + room)

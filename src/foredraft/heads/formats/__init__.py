@@ -5,6 +5,7 @@
 
 import json
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -43,11 +44,20 @@ READERS: tuple[tuple[Matcher, FormatReader], ...] = (
 """The first format that matches the contents reads the files; folder names do not matter."""
 
 
+_OF_MODEL = re.compile(r"(model|transformer|gpt_neox)\.(decoder\.)?(layers|h|blocks)\.\d+\.")
+"""Names of tensors in the layers of whole models."""
+
+
+class WholeModelError(DrafterError):
+    """What should be a head is a model."""
+
+
 def inspect_head(path: str) -> HeadInfo:
     """Describe the head in a folder or hub repository, without its target and without reading most weights.
 
     Raises:
         ModelError: the folder or repository does not exist.
+        WholeModelError: it is a model.
         DrafterError: it is not a draft head, or its config and tensors do not match.
     """
     checkpoint = open_checkpoint(path)
@@ -98,7 +108,7 @@ def _reader(checkpoint: Checkpoint) -> FormatReader:
         if matches(checkpoint):
             return read
     names = sorted(checkpoint.weights.shapes)
-    if any(name.startswith("model.layers.") for name in names):
-        raise DrafterError(f"{checkpoint.name!r} is a whole model, not a draft head; use it as draft_model:PATH.")
+    if any(_OF_MODEL.match(name) for name in names):
+        raise WholeModelError(f"{checkpoint.name!r} is a whole model, not a draft head; use it as draft_model:PATH.")
     shown = ", ".join(names[:3]) or "none"
     raise DrafterError(f"The tensors in {checkpoint.name!r} match no known draft head: {shown}, ...")

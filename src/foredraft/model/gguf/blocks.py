@@ -79,7 +79,7 @@ def reading(kind: Kind) -> str:
     """How tensors of a type are read, for people."""
     if kind.name in _FLOATS:
         return "as it is"
-    return "as it is, or dequantised without another rounding" if is_kept(kind) else "dequantised"
+    return "dequantised without another rounding" if is_kept(kind) else "dequantised"
 
 
 def unpack(kind: Kind, data: UInt8[Tensor, "O bytes"]) -> Codes | None:

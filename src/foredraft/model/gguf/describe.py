@@ -3,21 +3,23 @@
 from dataclasses import dataclass
 from math import prod
 
-from foredraft.model.gguf.blocks import reading
+from foredraft.model.gguf.blocks import is_kept, reading
 from foredraft.model.gguf.config import config_of
 from foredraft.model.gguf.file import GgufError, GgufFile
 from foredraft.model.gguf.load import empty_model, weights_of
 from foredraft.model.gguf.tokenizer import tokenizer_of
+from foredraft.model.native.load import engine_for, native_reading
 
 
 @dataclass(frozen=True, slots=True)
 class TypeInfo:
-    """Tensors of one type, their weights, and how they are read."""
+    """Tensors of one type, their weights, and how they are read: as floats, and by the native engine its matrices."""
 
     type: str
     tensors: int
     parameters: int
     read: str
+    native: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,7 @@ class GgufInfo:
     """A model in a GGUF file.
 
     ``bytes``: of its weights. ``tokenizer``: its kind, or why there is none. ``types``: most weights first.
+    ``engine``: with quantised weights, "native" or "transformers"; ``why``: as a sentence.
     """
 
     name: str | None
@@ -38,6 +41,8 @@ class GgufInfo:
     context: int
     tokenizer: str
     chat_template: bool
+    engine: str
+    why: str
     types: tuple[TypeInfo, ...]
 
 
@@ -48,15 +53,19 @@ def inspect_gguf(file: GgufFile) -> GgufInfo:
         GgufError: it cannot be loaded.
     """
     config = config_of(file)
-    weights_of(file, empty_model(config))
+    model = empty_model(config)
+    weights_of(file, model)
+    engine = engine_for(model, "int8")
     tensors = file.tensors.values()
     kinds = {info.kind for info in tensors}
+    matrices = {info.kind for info in tensors if len(info.shape) > 1}
     types = [
         TypeInfo(
             kind.name,
             sum(info.kind == kind for info in tensors),
             sum(prod(info.shape) for info in tensors if info.kind == kind),
             reading(kind),
+            native_reading(kind.name, kept=is_kept(kind)) if engine.name == "native" and kind in matrices else None,
         )
         for kind in kinds
     ]
@@ -72,6 +81,8 @@ def inspect_gguf(file: GgufFile) -> GgufInfo:
         context=config.max_position_embeddings,
         tokenizer=_tokenizer(file),
         chat_template=file.text("tokenizer.chat_template") is not None,
+        engine=engine.name,
+        why=engine.why,
         types=tuple(sorted(types, key=lambda each: (-each.parameters, each.type))),
     )
 

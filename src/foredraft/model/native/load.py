@@ -27,6 +27,8 @@ from foredraft.model.support import first_token_of, is_quantised
 _log = logging.getLogger(__name__)
 
 WEIGHTS = ("int4", "int8", "auto")
+_FOUR_BITS = ("Q4_0", "Q4_1")
+"""Types of GGUF files whose codes have four bits."""
 _MOST_ERROR = 0.3
 """Of hidden states, as a share of their deviation, above which a model computes something else than the engine."""
 
@@ -137,6 +139,13 @@ def open_folder(path: str, config: PreTrainedConfig, weights: str) -> OpenedFold
     return OpenedFolder(model, source)
 
 
+def native_reading(kind: str, *, kept: bool) -> str:
+    """How matrices of a type in a GGUF file are stored with weights int8 and int4, for people; ``kept``: as codes."""
+    if not kept:
+        return "int8: to 8 bits; int4: to 4 bits"
+    return "as it is" if kind in _FOUR_BITS else "int8: as it is; int4: layers to 4 bits"
+
+
 def _source_of_file(file: GgufWeights, bits: int) -> Source:
     """Codes of at most so many bits as they are, of any for embedding and output layer; the rest as floats."""
 
@@ -145,7 +154,7 @@ def _source_of_file(file: GgufWeights, bits: int) -> Source:
         if name not in names:
             return None
         outer = ".layers." not in name
-        kept = outer or bits == 8 or all(kind.name in ("Q4_0", "Q4_1") for kind in file.kinds(name))
+        kept = outer or bits == 8 or all(kind.name in _FOUR_BITS for kind in file.kinds(name))
         codes = file.codes(name) if kept else None
         return file.tensor(name) if codes is None else codes
 

@@ -13,6 +13,7 @@ from foredraft.core.sampling.params import check_known
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
 from foredraft.model.hf import CausalLM
 from foredraft.model.load import load_model
+from foredraft.model.native.model import NativeLM
 from foredraft.model.pruning import sizes_of
 from foredraft.model.tokenizer import Tokenizer, check_same_tokenizer
 from foredraft.train.checkpoint import Report
@@ -103,7 +104,11 @@ def check_parts(method: str, drafts: tuple[str, ...], shape: prune.PrunedShape |
 
 
 def check_drafts(
-    method: str, target: CausalLM, tokenizer: Tokenizer | None, drafts: tuple[str, ...], shape: prune.PrunedShape | None
+    method: str,
+    target: CausalLM | NativeLM,
+    tokenizer: Tokenizer | None,
+    drafts: tuple[str, ...],
+    shape: prune.PrunedShape | None,
 ) -> None:
     """Refuse what ``run_drafts`` would refuse, as far as it can be known without the data; loads each model once.
 

@@ -12,6 +12,7 @@ from foredraft.core.io import provenance, relative_name, short
 from foredraft.core.sampling.params import check_known
 from foredraft.heads.formats import load_head
 from foredraft.heads.nets.target_parts import FINAL
+from foredraft.model.base import TargetModel
 from foredraft.model.hf import CausalLM
 from foredraft.model.load import resolve
 from foredraft.train.checkpoint import Report, check_resume
@@ -86,7 +87,7 @@ def check_head(
     shape: HeadShape,
     recipe_options: Any,
     loop: LoopOptions,
-    target: CausalLM,
+    target: TargetModel,
 ) -> None:
     """Refuse what ``run`` would refuse, as far as it can be known without the data.
 
@@ -134,7 +135,7 @@ def _new_net(kind: RecipeKind, shape: HeadShape, store: TokenStore, target: Caus
         return kind.make(target, shape, _vocabulary(kind, shape, store, target))
 
 
-def _started(kind: RecipeKind, start: str, target: CausalLM) -> Any:
+def _started(kind: RecipeKind, start: str, target: TargetModel) -> Any:
     """The head to start from."""
     head = load_head(resolve(start), target)
     if not isinstance(head.net, kind.net):
