@@ -70,11 +70,17 @@ typedef struct {
     int thread;
 } Worker;
 
+/* Take a share of what is left, ``grain`` items at least, until nothing is: long runs of items are fetched well, and short
+ * ones at the end keep all threads busy.
+ */
 static void claim(Pool *pool, int thread) {
-    for (;;) {
-        int64_t first = atomic_fetch_add(&pool->next, pool->grain), last = first + pool->grain;
-        if (first >= pool->items) return;
-        pool->work(pool->context, first, last < pool->items ? last : pool->items, thread);
+    int64_t first = atomic_load(&pool->next);
+    while (first < pool->items) {
+        int64_t left = pool->items - first, share = left / (pool->workers + 1);
+        int64_t last = first + (share > pool->grain ? share : pool->grain < left ? pool->grain : left);
+        if (!atomic_compare_exchange_weak(&pool->next, &first, last)) continue;
+        pool->work(pool->context, first, last, thread);
+        first = atomic_load(&pool->next);
     }
 }
 
