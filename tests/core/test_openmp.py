@@ -1,12 +1,16 @@
 """Advice for machines that several programs share."""
 
 import logging
+from typing import Any
 
 import pytest
+import torch
 
 import foredraft
 import tiny
-from foredraft.core.openmp import crowded
+from foredraft.core.openmp import crowded, kernel_threads, operators_in_one_thread
+from foredraft.core.sampling.params import SamplingParams
+from native import native, needs_compiler
 
 
 @pytest.mark.parametrize(
@@ -31,3 +35,37 @@ def test_the_advice_is_for_machines_with_busy_cores(
     assert [advice in record.getMessage() for record in caplog.records] == ([] if advice is None else [True])
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert crowded() is None
+
+
+def test_operators_run_in_one_thread_while_kernels_keep_theirs():
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with pytest.raises(KeyError), operators_in_one_thread():
+            assert (torch.get_num_threads(), kernel_threads()) == (1, 3)
+            with operators_in_one_thread():
+                assert (torch.get_num_threads(), kernel_threads()) == (1, 3)
+            assert (torch.get_num_threads(), kernel_threads()) == (1, 3)
+            raise KeyError
+        assert (torch.get_num_threads(), kernel_threads()) == (3, 3)
+    finally:
+        torch.set_num_threads(before)
+
+
+@needs_compiler
+def test_a_step_on_the_native_engine_is_one_thread_of_torch_and_all_of_the_kernels(monkeypatch: pytest.MonkeyPatch):
+    before, seen = torch.get_num_threads(), []
+    model: Any = native("llama", "int8")
+    compute = model.compute
+
+    def watched(*arguments: Any) -> Any:
+        seen.append((torch.get_num_threads(), kernel_threads()))
+        return compute(*arguments)
+
+    monkeypatch.setattr(model, "compute", watched)
+    torch.set_num_threads(2)
+    try:
+        tiny.generator(model).generate([1, 2, 3], SamplingParams(max_new_tokens=3))
+        assert set(seen) == {(1, 2)} and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

@@ -2,9 +2,15 @@
 
 import ctypes
 import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 
+import torch
+
 _PAUSE_HARD = 2
+_kernels = threading.local()
 
 
 def release_threads() -> None:
@@ -18,6 +24,28 @@ def release_threads() -> None:
     pause = _pause_function()
     if pause is not None:
         pause(_PAUSE_HARD)
+
+
+@contextmanager
+def operators_in_one_thread() -> Iterator[None]:
+    """Inside, torch's operators of the calling thread run in it alone, and ``kernel_threads`` is torch's count outside.
+
+    For steps whose time is in kernels with threads of their own: OpenMP's threads spin for milliseconds after each
+    large operator, and take the cores from these.
+    """
+    outer, before = getattr(_kernels, "count", None), torch.get_num_threads()
+    _kernels.count = outer or before
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+        _kernels.count = outer
+
+
+def kernel_threads() -> int:
+    """The number of threads for kernels that have their own."""
+    return getattr(_kernels, "count", None) or torch.get_num_threads()
 
 
 def crowded() -> str | None:

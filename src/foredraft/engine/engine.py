@@ -263,10 +263,11 @@ class Engine:
         faults = RowFaults()
         try:
             self._in_step = True
-            self._admit(faults)
-            self._read_prompts(faults)
-            if len(self._batch):
-                self._advance(faults)
+            with self.target.stepping():
+                self._admit(faults)
+                self._read_prompts(faults)
+                if len(self._batch):
+                    self._advance(faults)
             self._in_step = False
         except BaseException as error:  # the state of every row in flight is unknown
             if isinstance(error, Exception):

@@ -79,6 +79,10 @@ class TargetModel(ABC):
             logits [B, N or M, V] and the hidden states [B, N, H] of the tapped layers.
         """
 
+    def stepping(self) -> AbstractContextManager[None]:
+        """The context of a whole step, drafts and sampling included."""
+        return nullcontext()
+
     def running(self) -> AbstractContextManager[None]:
         """The context of ``compute``: it installs what the forward needs, and other threads wait."""
         return nullcontext()

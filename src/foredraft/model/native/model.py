@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from foredraft.core.drafter import StepOut
 from foredraft.core.errors import ModelError
+from foredraft.core.openmp import kernel_threads, operators_in_one_thread
 from foredraft.core.tree import TokenTree
 from foredraft.heads.nets.target_parts import FINAL, TargetParts
 from foredraft.model.base import TargetModel
@@ -96,6 +97,9 @@ class NativeLM(TargetModel):
     ) -> StepIn:
         return address(tree, bases, rows, reach, self.layout, max_position=self.max_length, start=start)
 
+    def stepping(self) -> AbstractContextManager[None]:
+        return operators_in_one_thread()
+
     @contextmanager
     def running(self) -> Iterator[None]:
         with self._running:
@@ -150,7 +154,7 @@ class NativeLM(TargetModel):
     def _attempt(self, step: c.Step) -> int:
         step.rotary = (c.c_void_p * len(self._tables))(*(table.data_ptr() for table in self._tables))
         step.rotary_positions = len(self._tables[0])
-        return self._library.forward(self._engine, self._struct, step, torch.get_num_threads())
+        return self._library.forward(self._engine, self._struct, step, kernel_threads())
 
     def _visible(self, step: StepIn) -> tuple[Any, list[Tensor]]:
         """What the nodes attend to, by kind of layer, and the tensors that it points to."""
@@ -265,7 +269,7 @@ class NativeLM(TargetModel):
         flat = states.float().reshape(-1, shape.hidden).contiguous()
         out = torch.empty(len(flat), matrix.width)
         with self._running:
-            given = (c.pointer(flat), len(flat), c.pointer(out), matrix.width, torch.get_num_threads())
+            given = (c.pointer(flat), len(flat), c.pointer(out), matrix.width, kernel_threads())
             c.check(self._library.product(self._engine, matrix.struct(), *given))
         logits = out[:, : shape.vocabulary] * shape.logit_scale
         if shape.logit_cap:
