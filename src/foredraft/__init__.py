@@ -12,6 +12,7 @@ from foredraft.core.version import __version__ as __version__
 
 if typing.TYPE_CHECKING:
     from foredraft.compose.load import load, load_many
+    from foredraft.compose.quantize import quantize
     from foredraft.core.draft import Draft, Law, Target, Verdict
     from foredraft.core.drafter import Drafter, Needs, Plan, StepOut, View
     from foredraft.core.errors import ForedraftError, UsageError
@@ -57,12 +58,14 @@ __all__ = [
     "View",
     "load",
     "load_many",
+    "quantize",
     "release",
     "speculative",
 ]
 
 _MODULES = {
     "compose.load": ("load", "load_many"),
+    "compose.quantize": ("quantize",),
     "core.draft": ("Draft", "Law", "Target", "Verdict"),
     "core.drafter": ("Drafter", "Needs", "Plan", "StepOut", "View"),
     "core.errors": ("ForedraftError", "UsageError"),

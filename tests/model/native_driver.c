@@ -283,6 +283,11 @@ static void check_codes(void) {
     CHECK(fd_unpack(&m, &row, 1, out, 32) == OK);
     for (int i = 0; i < 32; i++) CHECK(out[i] == 2.0f * (float)(i % 16));
     CHECK(fd_unpack(&m, &bad, 1, out, 32) == BAD_TOKEN);
+    uint8_t again[2 * 32];
+    uint16_t same_scales[2], same_minima[2];
+    CHECK(fd_unpack_codes(&m, again, same_scales, same_minima) == OK && !memcmp(again, codes, sizeof codes));
+    CHECK(!memcmp(same_scales, scales, sizeof scales) && !memcmp(same_minima, minima, sizeof minima));
+    CHECK(fd_unpack_codes(&m, again, same_scales, NULL) == BAD_SHAPE);
     codes[5] = 16;
     CHECK(fd_pack_codes(codes, scales, minima, 2, 32, 4, MINIMA, data) == BAD_SHAPE);
     CHECK(fd_pack_codes(codes, scales, NULL, 2, 32, 4, MINIMA, data) == BAD_SHAPE);

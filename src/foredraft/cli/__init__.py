@@ -30,12 +30,13 @@ GROUPS = {
     "Train and convert": {
         "train": "Train a draft head or a draft model for a target.",
         "skip": "Search for the layers that a layer_skip draft can skip.",
+        "quantize": "Quantise a model for the CPU engine and save it.",
         "export": "Convert a draft head for vLLM, SGLang or its original code.",
     },
     "Understand": {
         "methods": "List the drafters, or explain one of them with its options.",
         "viewer": "Show a recorded request: its text, and the draft tree of every step.",
-        "inspect": "Describe a trained draft head, or a GGUF file.",
+        "inspect": "Describe a trained draft head, a model, or a GGUF file.",
         "theory": "Estimate the speed-up from acceptance rate and draft cost.",
     },
 }

@@ -22,8 +22,9 @@ from foredraft.heads.formats import inspect_head
 from foredraft.heads.formats.tuned import SUFFIX, read_tuned
 from foredraft.model.base import TargetModel
 from foredraft.model.gguf.load import is_gguf
-from foredraft.model.load import as_device, as_dtype, resolve, unwrapped
+from foredraft.model.load import resolve, unwrapped
 from foredraft.model.native.load import check_weights
+from foredraft.model.placement import as_device, as_dtype
 
 _log = logging.getLogger(__name__)
 

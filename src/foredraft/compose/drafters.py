@@ -59,14 +59,21 @@ class DrafterBuilder:
         if given:
             draft = as_loaded(self.draft)
         else:
-            weights = target.weights
-            draft = load_model(path, dtype=target.dtype, device=target.device, options=self.options, weights=weights)
+            draft = load_model(
+                path,
+                dtype=target.dtype,
+                device=target.device,
+                options=self.options,
+                weights=target.weights,
+                native=True,
+            )
+        weights = draft.weights or target.weights
         if draft.file is None and (found := next(draft.model.parameters()).device) != target.device:
             raise DrafterError(
                 f"The draft model {path!r} is on {found} and the target on {target.device}: put both on one device."
             )
-        if target.weights is not None:
-            model = with_weights(draft.model, target.weights, owned=not given, file=draft.file)
+        if weights is not None:
+            model = with_weights(draft.model, weights, owned=not given, file=draft.file)
         else:
             model = acquire(draft.model, fast=self.fast, owned=not given)
         self.models.append(model)

@@ -203,8 +203,11 @@ class _Loader:
             source.check_ready()
             source.retain()
             return source
-        if self.weights is not None and (loaded.file is not None or loaded.model.device.type == "cpu"):
-            return with_weights(loaded.model, self.weights, owned=isinstance(source, str), file=loaded.file)
+        weights = loaded.weights or self.weights
+        if self.weights not in (None, "auto", weights):
+            raise OptionError(f"The folder holds weights in {loaded.weights}: leave weights out.")
+        if weights is not None and (loaded.file is not None or loaded.model.device.type == "cpu"):
+            return with_weights(loaded.model, weights, owned=isinstance(source, str), file=loaded.file)
         return acquire(loaded.model, fast=self._packed, owned=isinstance(source, str))
 
     def _generator(
@@ -308,7 +311,8 @@ def _kind(spec: Spec | Drafter, verifier: str | None) -> Kind:
 def _load(target: Target, weights: str | None) -> Loaded:
     source, tokenizer, dtype, device, options = target
     if isinstance(source, str):
-        return load_model(source, dtype=dtype, device=device, options=options, weights=weights, tokenizer=tokenizer)
+        given = {"dtype": dtype, "device": device, "options": options, "weights": weights, "tokenizer": tokenizer}
+        return load_model(source, native=True, **given)
     return as_loaded(source.model if isinstance(source, (CausalLM, NativeLM)) else source, tokenizer)
 
 

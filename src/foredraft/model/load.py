@@ -23,7 +23,7 @@ from transformers import (
 )
 from transformers.utils.hub import cached_file
 
-from foredraft.core.errors import ModelError, OptionError, first_line, kind_of
+from foredraft.core.errors import ModelError, first_line, kind_of
 from foredraft.model.gguf.config import config_of
 from foredraft.model.gguf.file import GgufFile
 from foredraft.model.gguf.load import empty_model, is_gguf, load_float, own_dtype, weights_of
@@ -33,7 +33,9 @@ from foredraft.model.hub import ACCESS, cached_only, fetch_file, is_hub_name, lo
 from foredraft.model.memory import available_bytes, format_bytes
 from foredraft.model.model_files import check_folder, check_sizes
 from foredraft.model.native.decoder import Source
-from foredraft.model.native.load import engine_for, open_folder
+from foredraft.model.native.load import empty_model_of, engine_for, open_folder
+from foredraft.model.native.saved import SavedWeights, saved_weights
+from foredraft.model.placement import as_device, as_dtype
 from foredraft.model.support import check_decoder, check_generates, is_quantised
 from foredraft.model.tokenizer import Tokenizer
 
@@ -70,12 +72,14 @@ class Loaded:
     """A model with its tokenizer (None if it has none) and its end-of-sequence ids.
 
     ``file``: the weights of a model that is on the meta device, because the native engine reads them from there.
+    ``weights``: what they were quantised to when they were saved; None if they were not.
     """
 
     model: PreTrainedModel
     tokenizer: Tokenizer | None
     eos_token_ids: tuple[int, ...]
     file: GgufWeights | Source | None = None
+    weights: str | None = None
 
 
 def resolve(name: str) -> str:
@@ -93,6 +97,7 @@ def load_model(
     options: Mapping[str, Any] | None = None,
     weights: str | None = None,
     tokenizer: Any = None,
+    native: bool = False,
 ) -> Loaded:
     """Load a causal LM and its tokenizer.
 
@@ -103,11 +108,14 @@ def load_model(
         options: passed to ``from_pretrained`` (quantization_config, revision, device_map, ...).
         weights: what the model will be quantised to; see ``Loaded.file``.
         tokenizer: in place of the model's own; see ``as_tokenizer``.
+        native: the caller can run weights of ``foredraft quantize``; see ``Loaded.weights``.
 
     Raises:
         ModelError: the model or its weights are missing or damaged, transformers cannot load it as a causal LM, or it
             has a tokenizer that cannot be loaded.
     """
+    if saved := _saved(name, device, native):
+        return _load_saved(name, saved, tokenizer)
     device = str(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     placed: dict[str, Any] = {"dtype": _dtype(dtype, device)}
     if device != "cpu" and not _PLACEMENT & (options or {}).keys():
@@ -123,12 +131,8 @@ def load_model(
             check_decoder(config, name)
             if not given.get("gguf_file") and (folder := local_path(path)) is not None:
                 check_sizes(folder / (given.get("subfolder") or ""))
-            if (
-                weights is not None
-                and device == "cpu"
-                and not options
-                and (found := open_folder(path, config, weights))
-            ):
+            quantised = weights if device == "cpu" and not options else None
+            if quantised is not None and (found := open_folder(path, config, quantised)):
                 own = as_tokenizer(tokenizer) if tokenizer is not None else _tokenizer(name, path, given)
                 return Loaded(found.model, own, eos_token_ids(found.model, own), found.source)
             _check_fits(name, config, given, device)
@@ -187,6 +191,29 @@ def _load_gguf(name: str, path: str, given: dict[str, Any], device: str, weights
     _check_fits(name, config, others, device)
     model = load_float(file, config, others)
     return Loaded(model, own, eos_token_ids(model, own))
+
+
+def _saved(name: str, device: str | torch.device | None, native: bool) -> SavedWeights | None:
+    """The weights in a local folder of ``foredraft quantize``; None for any other model."""
+    folder = local_path(resolve(name))
+    saved = None if folder is None else saved_weights(folder)
+    if saved is not None and not (native and str(device or "cpu") == "cpu"):
+        raise ModelError(
+            f"{name!r} holds weights of foredraft quantize, which only the CPU engine runs: use the original model."
+        )
+    return saved
+
+
+def _load_saved(name: str, saved: SavedWeights, tokenizer: Any) -> Loaded:
+    """A model without data, whose weights the native engine reads."""
+    path, given = _located(name, {})
+    with quiet():
+        config = _config(path, given)
+        check_decoder(config, name)
+        check_sizes(Path(path))
+        model = empty_model_of(path, config)
+    own = as_tokenizer(tokenizer) if tokenizer is not None else _tokenizer(name, path, given)
+    return Loaded(model, own, eos_token_ids(model, own), saved.source, saved.weights)
 
 
 def _located(name: str, options: Mapping[str, Any], *, weights: bool = True) -> tuple[str, dict[str, Any]]:
@@ -368,29 +395,3 @@ def _dtype(name: str | torch.dtype | None, device: str) -> torch.dtype | str:
     if name is None:
         return torch.float32 if device == "cpu" else "auto"
     return name if name == "auto" else as_dtype(name)
-
-
-def as_dtype(name: str | torch.dtype) -> torch.dtype:
-    """A floating-point dtype, from its name if needed.
-
-    Raises:
-        OptionError: unknown dtype; the message lists the known ones.
-    """
-    dtype = getattr(torch, name.removeprefix("torch."), None) if isinstance(name, str) else name
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise OptionError(f"Unknown dtype {name!r}. Known: auto, bfloat16, float16, float32, float64.")
-    return dtype
-
-
-def as_device(name: str | torch.device) -> torch.device:
-    """A device, from its name if needed.
-
-    Raises:
-        OptionError: the device does not exist on this machine.
-    """
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, TypeError) as error:
-        raise OptionError(f"Cannot use the device {str(name)!r}: {first_line(error)}") from error
-    return device

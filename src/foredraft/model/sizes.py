@@ -9,7 +9,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from foredraft.core.errors import ModelError, first_line
-from foredraft.model.load import as_dtype, model_config, quiet
+from foredraft.model.load import model_config, quiet
+from foredraft.model.placement import as_dtype
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,6 +116,9 @@ class Library:
             self.pack_floats = self._function("fd_pack_floats", c_int32, c_void_p, *shape, c_void_p)
             self.pack_codes = self._function("fd_pack_codes", c_int32, c_void_p, c_void_p, c_void_p, *shape, c_void_p)
             self.unpack = self._function("fd_unpack", c_int32, POINTER(Matrix), c_void_p, c_int64, c_void_p, c_int64)
+            self.unpack_codes = self._function(
+                "fd_unpack_codes", c_int32, POINTER(Matrix), c_void_p, c_void_p, c_void_p
+            )
             self.engine_new = self._function("fd_engine_new", c_void_p)
             self.engine_free = self._function("fd_engine_free", None, c_void_p)
             self.product = self._function(

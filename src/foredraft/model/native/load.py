@@ -94,6 +94,23 @@ def with_weights(
     return CausalLM(model, owned=owned, packed_dtype=torch.int8)
 
 
+def source_for(model: PreTrainedModel, weights: str, file: GgufWeights | Source | None) -> Source:
+    """The weights of a model for the native engine, as floats or as codes that stay.
+
+    Args:
+        file: its weights if the model is on the meta device.
+
+    Raises:
+        ModelError: the engine cannot run the model.
+    """
+    if file is None:
+        choice = engine_for(model, weights)
+        if choice.name != "native":
+            raise ModelError(choice.why)
+        return source_of(model)
+    return _source_of_file(file, PRECISIONS[weights].bits) if isinstance(file, GgufWeights) else file
+
+
 def native_model(model: PreTrainedModel, weights_of: GgufWeights | Source, weights: str) -> NativeLM:
     """Quantise a model for the native engine, one weight at a time, and compare some of its hidden states.
 
@@ -103,8 +120,7 @@ def native_model(model: PreTrainedModel, weights_of: GgufWeights | Source, weigh
             is.
     """
     precision = PRECISIONS["int8" if weights == "auto" else weights]
-    source = _source_of_file(weights_of, precision.bits) if isinstance(weights_of, GgufWeights) else weights_of
-    decoder = pack_decoder(model, source, precision)
+    decoder = pack_decoder(model, source_for(model, precision.name, weights_of), precision)
     made = NativeLM(decoder, model.eval(), first_token=first_token_of(model.config.get_text_config()))
     error = deviation(model, made)
     if not error <= _MOST_ERROR:  # NaN counts as different
@@ -130,13 +146,17 @@ def open_folder(path: str, config: PreTrainedConfig, weights: str) -> OpenedFold
     """
     if not Path(path).is_dir() or config.__class__ not in MODEL_FOR_CAUSAL_LM_MAPPING:
         return None
-    model = empty_model(config)
+    model = empty_model_of(path, config)
     source = folder_source(path) if engine_for(model, weights).name == "native" else None
-    if source is None:
-        return None
+    return None if source is None else OpenedFolder(model, source)
+
+
+def empty_model_of(path: str, config: PreTrainedConfig) -> PreTrainedModel:
+    """The model of a folder on the meta device, with its generation config."""
+    model = empty_model(config)
     with suppress(OSError):  # a folder need not have one
         model.generation_config = GenerationConfig.from_pretrained(path)
-    return OpenedFolder(model, source)
+    return model
 
 
 def native_reading(kind: str, *, kept: bool) -> str:

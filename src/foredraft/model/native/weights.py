@@ -150,6 +150,19 @@ class PackedMatrix:
         check(self.library.unpack(self.struct(), pointer(ids), len(ids), pointer(out), self.inputs))
         return out
 
+    def unpacked(self) -> Codes:
+        """The codes of a quantised matrix; ``of_codes`` packs them to the same bits.
+
+        Raises:
+            ModelError: the inputs are no multiple of 32.
+        """
+        codes = torch.empty(self.outputs, self.inputs, dtype=torch.uint8)
+        scales = torch.empty(self.outputs, -(-self.inputs // GROUP), dtype=torch.float16)
+        minima = torch.empty_like(scales)
+        stored = pointer(minima) if self.zero == MINIMA else None
+        check(self.library.unpack_codes(self.struct(), pointer(codes), pointer(scales), stored))
+        return Codes(codes, scales, minima if self.zero == MINIMA else scales * -self.zero)
+
     def dequantised(self) -> Float[Tensor, "O I"]:
         """All weights as floats."""
         return self.rows(torch.arange(self.outputs))

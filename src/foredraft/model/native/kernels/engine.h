@@ -90,6 +90,7 @@ int32_t fd_pack_floats(const float *weight, int64_t outputs, int64_t inputs, int
 int32_t fd_pack_codes(
     const uint8_t *codes, const uint16_t *scales, const uint16_t *minima, int64_t outputs, int64_t inputs, int32_t bits,
     int32_t zero, uint8_t *data);
+int32_t fd_unpack_codes(const Matrix *matrix, uint8_t *codes, uint16_t *scales, uint16_t *minima);
 int32_t fd_unpack(const Matrix *matrix, const int64_t *rows, int64_t count, float *out, int64_t stride);
 
 typedef struct Engine Engine;

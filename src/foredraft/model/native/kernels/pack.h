@@ -223,4 +223,19 @@ int32_t fd_unpack(const Matrix *m, const int64_t *rows, int64_t count, float *ou
     return OK;
 }
 
+/* The codes of a whole matrix, as fd_pack_codes takes them; minima only where they are stored. */
+int32_t fd_unpack_codes(const Matrix *m, uint8_t *codes, uint16_t *scales, uint16_t *minima) {
+    if (bad_matrix(m->outputs, m->inputs, m->bits, m->zero) || m->bits == 32 || m->inputs % GROUP) return BAD_SHAPE;
+    if ((m->zero == MINIMA) != (minima != NULL)) return BAD_SHAPE;
+    int64_t groups = groups_of(m->inputs), size = block_bytes(m->inputs, m->bits, m->zero);
+    for (int64_t place = 0; place < m->outputs * groups; place++) {
+        int64_t o = place / groups % TILE;
+        Group group = group_at(m->data + place / groups / TILE * size, groups, place % groups, m->bits, minima != NULL);
+        for (int i = 0; i < GROUP; i++) codes[place * GROUP + i] = (uint8_t)code_at(group.codes, m->bits, o, i);
+        scales[place] = group.scales[o];
+        if (minima) minima[place] = group.minima[o];
+    }
+    return OK;
+}
+
 #endif

@@ -1,0 +1,49 @@
+"""Quantise a model once and save it, so that it loads in seconds."""
+
+from collections.abc import Callable
+from os import PathLike, fspath
+from pathlib import Path
+
+from foredraft.core.errors import ModelError, OptionError
+from foredraft.core.io import check_writable_folder
+from foredraft.model.load import load_model
+from foredraft.model.native.load import check_weights, source_for
+from foredraft.model.native.saved import save_weights
+
+
+def quantize(
+    model: str | PathLike[str],
+    out: str | PathLike[str],
+    weights: str = "int4",
+    progress: Callable[[str], None] = lambda name: None,
+) -> None:
+    """Quantise a model for the native CPU engine and save it, with config and tokenizer; ``load`` reads the folder.
+
+    Args:
+        model: a folder, a hub name or a GGUF file.
+        out: the folder to write.
+        weights: "int4" or "int8".
+        progress: called with the name of each weight that is done.
+
+    Raises:
+        UsageError: the native engine cannot run the model, or the folder cannot be written.
+    """
+    check_weights(weights, "cpu")
+    if weights == "auto":
+        raise OptionError("weights must be int4 or int8.")
+    if Path(out).expanduser().resolve() == Path(model).expanduser().resolve():
+        raise OptionError("The folder to write is that of the model itself: choose another one.")
+    check_writable_folder(fspath(out))
+    loaded = load_model(fspath(model), device="cpu", weights=weights)
+    source = source_for(loaded.model, weights, loaded.file)
+    folder = Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        loaded.model.config.save_pretrained(folder)
+        if loaded.model.generation_config is not None:
+            loaded.model.generation_config.save_pretrained(folder)
+        if loaded.tokenizer is not None:
+            loaded.tokenizer.inner.save_pretrained(folder)
+    except OSError as error:
+        raise ModelError(f"Cannot write to {str(folder)!r}: {error.strerror}.") from None
+    save_weights(folder, loaded.model, source, weights, progress)

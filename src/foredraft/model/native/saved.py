@@ -1,0 +1,133 @@
+"""Quantised weights on disk: a folder with config, tokenizer and one safetensors file.
+
+A matrix is stored by its name in transformers: NAME.codes, two codes per byte where they have four bits, the first in
+the low half; NAME.scales and NAME.minima, one for each group of 32 inputs. So the file does not depend on the kernels'
+layout or the processor. Vectors are stored as they are.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from foredraft.core.errors import ModelError, first_line
+from foredraft.core.io import atomic_write
+from foredraft.model.native.decoder import Source
+from foredraft.model.native.library import library
+from foredraft.model.native.weights import GROUP, PRECISIONS, Codes, PackedMatrix
+
+FILE = "foredraft.safetensors"
+_FORMAT, _VERSION = "foredraft quantised weights", "1"
+
+
+class SavedWeights(NamedTuple):
+    """The weights in a folder, and what they were quantised to: int4 or int8."""
+
+    weights: str
+    source: Source
+
+
+def save_weights(
+    folder: Path,
+    model: PreTrainedModel,
+    source: Source,
+    weights: str,
+    progress: Callable[[str], None] = lambda name: None,
+) -> None:
+    """Quantise a model's weights and write them.
+
+    Args:
+        model: for names; its own weights are not read.
+        weights: int4 or int8.
+        progress: called with the name of each weight that is done.
+
+    Raises:
+        ModelError: a matrix has inputs that are no multiple of 32, or the file cannot be written.
+    """
+    precision, tensors = PRECISIONS[weights], dict[str, Tensor]()
+    tied = bool(model.config.get_text_config().tie_word_embeddings)
+    for name in model.state_dict():
+        if tied and name == "lm_head.weight":
+            continue
+        found = source(name)
+        if found is None:
+            raise ModelError(f"The weight {name} is missing.")
+        bits = precision.bits if ".layers." in name else precision.outer
+        tensors |= _stored(name, found, bits)
+        progress(name)
+    metadata = {"format": _FORMAT, "version": _VERSION, "weights": weights}
+    try:
+        atomic_write(folder / FILE, lambda file: file.write(save(tensors, metadata)))
+    except OSError as error:
+        raise ModelError(f"Cannot write {str(folder / FILE)!r}: {error.strerror}.") from error
+
+
+def _stored(name: str, found: Tensor | Codes, bits: int) -> dict[str, Tensor]:
+    """The tensors of a weight."""
+    if isinstance(found, Tensor) and found.ndim != 2:
+        return {name: found.detach().contiguous()}
+    codes = found if isinstance(found, Codes) else _quantised(name, found, bits)
+    values = codes.codes
+    if int(values.max()) < 1 << 4:
+        values = values[:, 0::2] | values[:, 1::2] << 4
+    scales, minima = codes.scales.half(), codes.minima.half()
+    return {f"{name}.codes": values, f"{name}.scales": scales.contiguous(), f"{name}.minima": minima.contiguous()}
+
+
+def _quantised(name: str, weight: Tensor, bits: int) -> Codes:
+    if weight.shape[1] % GROUP:
+        raise ModelError(
+            f"The weight {name} has {weight.shape[1]} inputs, which is no multiple of {GROUP}, so it cannot be saved."
+        )
+    return PackedMatrix.of_floats(library(), weight, None, bits).unpacked()
+
+
+def saved_weights(folder: Path) -> SavedWeights | None:
+    """The weights that ``save_weights`` has written to a folder; None if it has none.
+
+    Raises:
+        ModelError: the file is damaged, or of another version.
+    """
+    path = folder / FILE
+    if not path.is_file():
+        return None
+    try:
+        file: Any = safe_open(path, "pt")
+        metadata: Mapping[str, str] = file.metadata() or {}
+    except Exception as error:  # safetensors raises several types
+        raise ModelError(f"{str(path)!r} is damaged: {first_line(error).rstrip('.')}.") from error
+    weights = metadata.get("weights", "")
+    if metadata.get("format") != _FORMAT or weights not in ("int4", "int8"):
+        raise ModelError(f"{str(path)!r} holds no weights of foredraft quantize.")
+    if metadata.get("version") != _VERSION:
+        raise ModelError(f"{str(path)!r} is of another version of foredraft: quantise the model again.")
+    names = frozenset(file.keys())
+
+    def read(name: str) -> Tensor | Codes | None:
+        if name in names:
+            return file.get_tensor(name)
+        parts = [f"{name}.{part}" for part in ("codes", "scales", "minima")]
+        if not names.issuperset(parts):
+            return None
+        return _codes(path, name, *(file.get_tensor(part) for part in parts))
+
+    return SavedWeights(weights, read)
+
+
+def _codes(path: Path, name: str, values: Tensor, scales: Tensor, minima: Tensor) -> Codes:
+    """The codes of a matrix, after checks of types and shapes."""
+    floats = all(each.dtype is torch.float16 and each.ndim == 2 for each in (scales, minima))
+    whole = values.ndim == 2 and values.dtype is torch.uint8 and values.numel() > 0
+    if not floats or not whole or scales.shape != minima.shape or len(scales) != len(values):
+        raise ModelError(f"The weight {name} in {str(path)!r} has a wrong shape or type.")
+    inputs = scales.shape[1] * GROUP
+    if 2 * values.shape[1] == inputs:
+        values = torch.stack([values & 15, values >> 4], dim=2).flatten(1)
+    if values.shape[1] != inputs:
+        raise ModelError(f"The weight {name} in {str(path)!r} has a wrong shape or type.")
+    return Codes(values, scales, minima)
