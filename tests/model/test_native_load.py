@@ -172,11 +172,10 @@ def test_invalid_choices_are_refused(model):
         foredraft.load(plain, "none", weights="int4")
 
 
-@pytest.mark.parametrize("method", ["early_exit,assistant_early_exit=1", "partial"])
-def test_methods_that_run_parts_of_the_target_are_refused(model, method):
-    plain = foredraft.load(model, "none", weights="int8")
-    with pytest.raises(DrafterError, match="which the native engine does not have: load it without weights"):
-        foredraft.load(plain, method)
+def test_methods_that_read_a_part_of_the_cache_are_refused(model):
+    plain = foredraft.load(model, "none", weights="int4")
+    with pytest.raises(DrafterError, match="which the native engine does not: load it without weights"):
+        foredraft.load(plain, "partial")
 
 
 def test_a_context_beyond_the_first_rotary_table():
