@@ -294,6 +294,23 @@ static void check_codes(void) {
     CHECK(fd_matrix_bytes(-1, 32, 4, 8) == -1 && fd_matrix_bytes(1, (int64_t)1 << 40, 4, 8) == -1);
 }
 
+static void check_races(void) {
+    int64_t bits[3] = {0, -1, 0x123456789abcdef}, count = 2 * 256 + 3;
+    float *times = malloc((size_t)(3 * count) * 4), *one = malloc((size_t)count * 4);
+    fd_exponentials(bits, 3, count, times);
+    double sum = 0.0;
+    for (int64_t i = 0; i < 3 * count; i++) {
+        CHECK(times[i] > 0.0f && times[i] < 38.0f);
+        sum += times[i];
+    }
+    CHECK(sum > 0.9 * 3 * (double)count && sum < 1.1 * 3 * (double)count);
+    fd_exponentials(bits + 1, 1, count, one);
+    CHECK(!memcmp(one, times + count, (size_t)count * 4));
+    fd_exponentials(bits + 1, 1, 1, one);
+    CHECK(one[0] == times[count]);
+    free(times), free(one);
+}
+
 int main(void) {
     if (!fd_runs_here()) return 77;
     const int32_t kinds[][2] = {{4, MINIMA}, {4, 8}, {8, 128}, {8, MINIMA}, {32, 0}};
@@ -311,6 +328,7 @@ int main(void) {
         }
     }
     check_codes();
+    check_races();
     printf("%s\n", fd_isa());
     return 0;
 }

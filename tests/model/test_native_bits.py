@@ -8,6 +8,7 @@ import torch
 from slots import bases, read
 from torch import Tensor
 
+from foredraft.core.rng import exponentials
 from foredraft.core.tree import PAD, TokenTree
 from foredraft.model.cache import SlotCache
 from foredraft.model.native.model import NativeLM
@@ -148,3 +149,13 @@ def test_ten_thousand_positions(threads):
         lengths = [source.randrange(1, 60) for _ in range(source.choice([1, 2, 4, 8]))]
         checked += check_trees(model, prompts(lengths, seed=seed), source.choice([2, 4, 8, 16, 32]), seed)
         seed += 1
+
+
+@pytest.mark.parametrize("count", [1, 255, 256, 5000])
+def test_the_times_of_races_are_those_of_torchs_operators_but_for_the_last_places(count: int):
+    bits = torch.randint(-(2**63), 2**63 - 1, (9,))
+    found, wanted = native().exponentials(bits, count), exponentials(bits, count)
+    assert found.shape == wanted.shape == (9, count)
+    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=0.0)
+    one = native().exponentials(bits[4], count)
+    assert one.shape == (count,) and same_bits(one, found[4])

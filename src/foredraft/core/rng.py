@@ -7,6 +7,7 @@ All arithmetic is torch int64, which wraps around.
 
 import secrets
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -15,6 +16,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from foredraft.core.cached import cached
+
+Exponentials = Callable[[Int[Tensor, "*k"], int], Float[Tensor, "*k n"]]
+"""See ``exponentials``."""
 
 
 class Stream(IntEnum):
@@ -73,10 +77,12 @@ def request_seed(seed: int, number: int) -> int:
 class RecentTimes:
     """Arrival times of two steps by seed and position: most positions of a draft are seen again by the next step.
 
-    For rows whose positions are known to the host.
+    For rows whose positions are known to the host. ``exponentials``: as the function of this name; another one may
+    differ from it in the last places.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, exponentials: Exponentials | None = None) -> None:
+        self._exponentials = exponentials
         self._now: dict[tuple[int, int, int], Tensor] = {}
         self._before = self._now
 
@@ -94,7 +100,8 @@ class RecentTimes:
         missing = {key: row for row, key in enumerate(keys) if key not in known}
         if missing:
             bits = noise.target_bits(ahead)
-            known |= {key: exponentials(bits[row], vocab_size) for key, row in missing.items()}
+            made = self._exponentials or exponentials
+            known |= {key: made(bits[row], vocab_size) for key, row in missing.items()}
         found = [known[key] for key in keys]
         self._now |= zip(keys, found, strict=True)
         return found[0][None] if len(found) == 1 else torch.stack(found)

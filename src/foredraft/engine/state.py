@@ -8,7 +8,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from foredraft.core.drafter import Room, View
-from foredraft.core.rng import Noise, RecentTimes
+from foredraft.core.rng import Exponentials, Noise, RecentTimes
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.sampling.warp import Warp
 from foredraft.engine.request import Sequence
@@ -42,13 +42,21 @@ class Batch:
 
     Args:
         draws: see ``View``.
+        exponentials: see ``RecentTimes``.
     """
 
-    def __init__(self, vocab_size: int, device: torch.device, *, draws: bool = False) -> None:
+    def __init__(
+        self,
+        vocab_size: int,
+        device: torch.device,
+        *,
+        draws: bool = False,
+        exponentials: Exponentials | None = None,
+    ) -> None:
         self._vocab_size = vocab_size
         self._device = device
         self._draws = draws
-        self._recent = RecentTimes() if device.type == "cpu" else None  # elsewhere lengths are not read
+        self._recent = RecentTimes(exponentials) if device.type == "cpu" else None  # elsewhere lengths are not read
         self._rows = _Rows()
         self._history = torch.zeros(0, 0, dtype=torch.long, device=device)
         self._lengths = torch.zeros(0, dtype=torch.long, device=device)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from foredraft.core.drafter import StepOut
 from foredraft.core.errors import ModelError
+from foredraft.core.rng import Exponentials
 from foredraft.core.tree import TokenTree
 from foredraft.heads.nets.target_parts import TargetParts
 from foredraft.model.cache import SlotCache
@@ -78,6 +79,11 @@ class TargetModel(ABC):
         Returns:
             logits [B, N or M, V] and the hidden states [B, N, H] of the tapped layers.
         """
+
+    @property
+    def exponentials(self) -> Exponentials | None:
+        """A faster way to make the times of a race, if there is one; see ``RecentTimes``."""
+        return None
 
     def stepping(self) -> AbstractContextManager[None]:
         """The context of a whole step, drafts and sampling included."""

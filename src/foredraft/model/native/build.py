@@ -19,7 +19,16 @@ _log = logging.getLogger(__name__)
 SOURCES = Path(__file__).parent / "kernels"
 BUILT = Path(__file__).parent / "built"
 """Libraries that a wheel brings along."""
-COMMON = ("-O3", "-std=gnu11", "-fPIC", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=default")
+COMMON = (
+    "-O3",
+    "-std=gnu11",
+    "-fPIC",
+    "-pthread",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fvisibility=default",
+)
 
 
 @dataclass(frozen=True, slots=True)

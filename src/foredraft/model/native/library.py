@@ -125,6 +125,7 @@ class Library:
                 "fd_product", c_int32, c_void_p, POINTER(Matrix), c_void_p, c_int64, c_void_p, c_int64, c_int32
             )
             self.forward = self._function("fd_forward", c_int32, c_void_p, POINTER(Model), POINTER(Step), c_int32)
+            self.exponentials = self._function("fd_exponentials", None, c_void_p, c_int64, c_int64, c_void_p)
             self.advise_huge = self._function("fd_advise_huge", None, c_void_p, c_int64)
         except (OSError, AttributeError) as error:
             raise ModelError(

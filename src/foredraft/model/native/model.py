@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from foredraft.core.drafter import StepOut
 from foredraft.core.errors import ModelError
 from foredraft.core.openmp import kernel_threads, operators_in_one_thread
+from foredraft.core.rng import Exponentials
 from foredraft.core.tree import TokenTree
 from foredraft.heads.nets.target_parts import FINAL, TargetParts
 from foredraft.model.base import TargetModel
@@ -96,6 +97,15 @@ class NativeLM(TargetModel):
         self, tree: TokenTree, bases: Int[Tensor, "B"], rows: Sequence[int], reach: int, *, start: int = 0
     ) -> StepIn:
         return address(tree, bases, rows, reach, self.layout, max_position=self.max_length, start=start)
+
+    @property
+    def exponentials(self) -> Exponentials:
+        return self._exponentials
+
+    def _exponentials(self, bits: Int[Tensor, "*k"], count: int) -> Float[Tensor, "*k n"]:
+        out = torch.empty(*bits.shape, count)
+        self._library.exponentials(c.pointer(bits.contiguous()), bits.numel(), count, c.pointer(out))
+        return out
 
     def stepping(self) -> AbstractContextManager[None]:
         return operators_in_one_thread()

@@ -99,5 +99,6 @@ void fd_engine_free(Engine *engine);
 int32_t fd_product(Engine *engine, const Matrix *matrix, const float *x, int64_t rows, float *y, int64_t stride, int32_t threads);
 int32_t fd_forward(Engine *engine, const Model *model, const Step *step, int32_t threads);
 void fd_advise_huge(void *memory, int64_t bytes);
+void fd_exponentials(const int64_t *bits, int64_t rows, int64_t count, float *out); /* out: [rows, count] */
 
 #endif

@@ -8,6 +8,7 @@
 #include "pack.h"
 #include "pool.h"
 #include "product.h"
+#include "race.h"
 
 #if defined(__linux__)
 #include <sys/mman.h>
