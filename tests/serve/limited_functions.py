@@ -17,6 +17,10 @@ def lookup(state: dict[str, int], name: str) -> Any:
     return state[name]
 
 
+def priority(state: Any) -> tuple[int, int]:
+    return os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0)
+
+
 def refuse(state: Any) -> None:
     raise ApiError(429, "No.", param="x", retry_after=3)
 

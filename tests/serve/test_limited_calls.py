@@ -79,6 +79,16 @@ def test_limits_and_crashes_end_one_call_only():
     run(check)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="priorities of Linux")
+def test_calls_give_way_to_the_steps_and_last_ones_to_everything():
+    async def check(calls: LimitedCalls) -> None:
+        own = os.sched_getscheduler(0)
+        assert (await calls.run(limited_functions.priority)).value == (10, own)
+        assert (await calls.run(limited_functions.priority, limits=Limits(last=True))).value == (19, os.SCHED_IDLE)
+
+    run(check)
+
+
 def test_a_cancelled_call_is_killed(tmp_path: Path):
     async def check(calls: LimitedCalls) -> None:
         call = asyncio.ensure_future(calls.run(limited_functions.rest, tmp_path / "process"))

@@ -213,7 +213,10 @@ class Api:
         if body.stream:
             return _Stream(outputs, self._lines(outputs, renderer))
         with outputs:
-            return _json(renderer.whole(await _before(outputs.results(), (_disconnected(request), gone()))))
+            return _json_text(await _before(self._whole(outputs, renderer), (_disconnected(request), gone())))
+
+    async def _whole(self, outputs: Outputs, renderer: Renderer) -> str:
+        return await self.conversions.answer(renderer, await outputs.results())
 
     async def _lines(self, outputs: Outputs, renderer: Renderer) -> AsyncIterator[str]:
         """The events of a stream; an error in the middle ends it."""
@@ -266,7 +269,11 @@ class _Stream(StreamingResponse):
 
 
 def _json(answer: Answer) -> Response:
-    return Response(answer.json_text(), media_type="application/json")
+    return _json_text(answer.json_text())
+
+
+def _json_text(text: str) -> Response:
+    return Response(text, media_type="application/json")
 
 
 async def _before(work: Awaitable[T], *ends: tuple[Awaitable[object], ApiError]) -> T:

@@ -1,6 +1,7 @@
 """Who converts what where, so that no request waits for the work of another.
 
-Short bodies take milliseconds: a thread converts them. Long ones are converted in processes. Grammars are first
+Short bodies take milliseconds: a thread converts them. Long ones are converted in processes, and answers with many
+log-probabilities are written there. Grammars are first
 compiled in a process, within limits of time and memory; only those that kept to them are compiled in the server, whose
 native code cannot be interrupted. (Compiled grammars cannot be handed over: written out, one of 0.8 MB takes 15 MB.)
 """
@@ -8,11 +9,10 @@ native code cannot be interrupted. (Compiled grammars cannot be handed over: wri
 import asyncio
 import functools
 import hashlib
-import os
+import pickle
 import sys
-import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,20 +20,24 @@ from typing import Any, TypeVar
 
 from foredraft.core.errors import OptionError
 from foredraft.core.sampling.grammar import Grammar
+from foredraft.engine.results import Result
 from foredraft.model.grammar import CompiledGrammar, GrammarCompiler
 from foredraft.serve.convert import Converter
 from foredraft.serve.errors import ApiError
-from foredraft.serve.limited_calls import Failed, LimitedCalls, Limits, Returned, TookTooLong
+from foredraft.serve.limited_calls import Failed, LimitedCalls, Limits, TookTooLong
 from foredraft.serve.options import ServeOptions
+from foredraft.serve.priority import give_way
+from foredraft.serve.render import Renderer
 from foredraft.serve.turns import Turns
 
 _SHORT_BYTES = 32 * 1024
 """Bodies that the thread converts, in at most 25 ms on a slow core."""
+_SHORT_VALUES = 2000
+"""Tokens with log-probabilities that the event loop renders, in about 25 ms."""
 _FIRST_SECONDS = 0.25
-"""Of a grammar's first try. Those that need more wait for each other, and the others do not wait for them."""
+"""Of a grammar's first try. Those that need more take turns, after everything else; the others do not wait for them."""
 _REFUSED = 1024
 """Grammars over the limits that are remembered."""
-_NICENESS = 10
 T = TypeVar("T")
 
 
@@ -49,6 +53,11 @@ class Apart:
     def convert(self, method: str, body: Any) -> Any:
         """What a method of the converter makes of a body."""
         return getattr(self.converter, method)(body)
+
+    def render(self, renderer: Renderer, results: Seq[bytes]) -> str:
+        """The answer in JSON; each result is pickled."""
+        renderer.tokenizer = self.converter.given
+        return renderer.whole([pickle.loads(each) for each in results]).json_text()
 
     def try_grammar(self, grammar: Grammar) -> None:
         """Compile a grammar; it stays here."""
@@ -76,12 +85,12 @@ class Conversions:
         compiler.delay_seconds = options.grammar_delay_seconds
         self._options = options
         self._calls = LimitedCalls(functools.partial(Apart, converter))
-        self._long = Turns()
-        self._first_tries, self._tries = Turns(), Turns()
+        self._long, self._answers = Turns(), Turns()
+        self._first_tries, self._long_grammars = Turns(), Turns()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="foredraft-convert")
-        self._compilers = [
-            ThreadPoolExecutor(1, thread_name_prefix=f"foredraft-grammar-{kind}", initializer=_be_nice)
-            for kind in ("short", "long")
+        self._short_compiler, self._long_compiler = [
+            ThreadPoolExecutor(1, f"foredraft-grammar-{'long' if last else 'short'}", _thread_gives_way, (last,))
+            for last in (False, True)
         ]
         self._flights: dict[Grammar, _Flight] = {}
         self._refused: OrderedDict[bytes, str] = OrderedDict()
@@ -92,6 +101,16 @@ class Conversions:
             return await asyncio.get_running_loop().run_in_executor(self._thread, method, self._converter, body)
         async with self._long.turn(size):
             found: T = (await self._calls.run(Apart.convert, method.__name__, body)).value
+            return found
+
+    async def answer(self, renderer: Renderer, results: Seq[Result]) -> str:
+        """The whole answer in JSON."""
+        values = renderer.values(results)
+        if values <= _SHORT_VALUES:
+            return renderer.whole(results).json_text()
+        async with self._answers.turn(values):
+            written = [await self.in_thread(pickle.dumps, each) for each in results]
+            found: str = (await self._calls.run(Apart.render, renderer.portable(), written)).value
             return found
 
     async def in_thread(self, work: Callable[..., T], *args: Any) -> T:
@@ -130,30 +149,42 @@ class Conversions:
         if digest in self._refused:
             raise ApiError(400, self._refused[digest])
         try:
-            seconds = await self._tried(grammar)
+            return await self._limited(grammar)
         except (TookTooLong, Failed) as error:
             self._refused[digest] = self._reason(error)
             if len(self._refused) > _REFUSED:
                 self._refused.popitem(last=False)
             raise ApiError(400, self._refused[digest]) from None
-        thread = self._compilers[seconds > _FIRST_SECONDS]
-        compiled = await asyncio.get_running_loop().run_in_executor(thread, self._compiler, grammar)
+
+    async def _limited(self, grammar: Grammar) -> CompiledGrammar:
+        """Compile a grammar within its limits, first in a process.
+
+        Raises:
+            TookTooLong, Failed: it is over a limit.
+        """
+        most, memory = self._options.grammar_seconds, self._options.grammar_memory_bytes
+        first = Limits(min(most, _FIRST_SECONDS), memory)
+        try:
+            async with self._first_tries.turn(len(grammar.text)):
+                await self._calls.run(Apart.try_grammar, grammar, limits=first)
+        except TookTooLong:
+            if most <= _FIRST_SECONDS:
+                raise
+        else:
+            return await self._here(self._short_compiler, grammar)
+        async with self._long_grammars.turn(len(grammar.text)):
+            await self._calls.run(Apart.try_grammar, grammar, limits=Limits(most, memory, last=True))
+            return await self._here(self._long_compiler, grammar)
+
+    async def _here(self, thread: ThreadPoolExecutor, grammar: Grammar) -> CompiledGrammar:
+        """Compile a grammar in the server. Cancelling waits for the end, so that the turn is held as long."""
+        compiling = asyncio.get_running_loop().run_in_executor(thread, self._compiler, grammar)
+        try:
+            compiled = await asyncio.shield(compiling)
+        finally:
+            await asyncio.wait({compiling})
         assert compiled is not None
         return compiled
-
-    async def _tried(self, grammar: Grammar) -> float:
-        """Compile a grammar in a process; return the seconds of CPU time that it took."""
-        most = self._options.grammar_seconds
-        if most > _FIRST_SECONDS:
-            with suppress(TookTooLong):
-                async with self._first_tries.turn(len(grammar.text)):
-                    return (await self._try(grammar, _FIRST_SECONDS)).seconds
-        async with self._tries.turn(len(grammar.text)):
-            return (await self._try(grammar, most)).seconds
-
-    async def _try(self, grammar: Grammar, seconds: float) -> Returned:
-        limits = Limits(seconds, self._options.grammar_memory_bytes)
-        return await self._calls.run(Apart.try_grammar, grammar, limits=limits)
 
     def _reason(self, error: Exception) -> str:
         if isinstance(error, TookTooLong):
@@ -170,11 +201,11 @@ class Conversions:
     def close(self) -> None:
         """End all conversions."""
         self._calls.close()
-        for pool in (self._thread, *self._compilers):
+        for pool in (self._thread, self._short_compiler, self._long_compiler):
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _be_nice() -> None:
+def _thread_gives_way(last: bool) -> None:
     """Give this thread the priority of the processes; only Linux has priorities of threads."""
     if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        give_way(last=last)

@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from foredraft.serve.limited_calls import ENDED, Limits
+from foredraft.serve.priority import give_way
 
-_NICENESS = 10
-"""A tenth of the time of a core that something else wants; 19 would let requests with a grammar starve."""
 _CLOSED = select.POLLHUP | select.POLLERR | select.POLLNVAL
 
 
@@ -93,7 +92,6 @@ class _ForkServer:
                 other.close()
             with open(os.devnull, "w") as nowhere:
                 os.dup2(nowhere.fileno(), 2)  # native code writes there why it aborts
-            os.nice(_NICENESS)
             with connection:
                 _call(connection, self._made)
             status = 0
@@ -132,6 +130,7 @@ def _call(connection: socket.socket, made: Any) -> None:
 
 def _limit(limits: Limits) -> None:
     """Limit this process."""
+    give_way(last=limits.last)
     if limits.seconds is not None:
         signal.setitimer(signal.ITIMER_PROF, limits.seconds)  # SIGPROF ends the process
     if limits.memory_bytes is not None and sys.platform == "linux":

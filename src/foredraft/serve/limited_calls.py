@@ -23,10 +23,14 @@ _STOP_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of a call: CPU time, and on Linux memory beyond that of an idle child; None: no limit."""
+    """Limits of a call: CPU time, and on Linux memory beyond that of an idle child; None: no limit.
+
+    ``last``: it runs after everything else, see ``give_way``.
+    """
 
     seconds: float | None = None
     memory_bytes: int | None = None
+    last: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,9 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence as Seq
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, final
+from copy import copy
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, TypeVar, final
 
 from foredraft.core.stats import DecodeStats
 from foredraft.engine.detokenizer import IncrementalText
@@ -40,6 +41,7 @@ from foredraft.serve.job import Job
 from foredraft.serve.service import Update
 from foredraft.serve.tools import ToolParser, parse
 
+R = TypeVar("R", bound="Renderer")
 _LEAST = -9999.0
 """In place of an infinite log-probability, which JSON lacks; as in vLLM."""
 
@@ -60,6 +62,21 @@ class Renderer(ABC):
     created: int
     return_token_ids: bool = False
     wants_usage: bool = False
+    _texts: dict[int, str] = field(default_factory=dict, init=False)  # of single tokens
+
+    def portable(self: R) -> R:
+        """This renderer for a process that has the tokenizer; the grammar has done its work."""
+        found = copy(self)
+        found.tokenizer, found.job = None, replace(self.job, grammar=None)
+        return found
+
+    def values(self, results: Seq[Result]) -> int:
+        """Tokens that the whole answer shows one by one."""
+        each = 1 + (self.job.params.logprobs or 0)
+        return sum(
+            len(result.logprobs) * each + sum(len(step.tokens) + len(step.emitted) for step in result.steps)
+            for result in results
+        )
 
     @property
     def common(self) -> dict[str, Any]:
@@ -134,7 +151,10 @@ class Renderer(ABC):
         return max((stop for stop in self.job.params.stop_strings if rest.startswith(stop)), key=len, default=None)
 
     def _text(self, token: int) -> str:
-        return "" if self.tokenizer is None else self.tokenizer.decode([token])
+        """The text of a token by itself; alternatives repeat, and decoding one takes 10 µs."""
+        if token not in self._texts:
+            self._texts[token] = "" if self.tokenizer is None else self.tokenizer.decode([token])
+        return self._texts[token]
 
 
 @dataclass

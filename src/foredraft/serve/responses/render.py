@@ -44,12 +44,14 @@ class ResponseRenderer(TurnRenderer):
     asked: ResponsesRequest = field(kw_only=True)
     _numbers: Iterator[int] = field(default_factory=count, init=False)  # of events
     _said: str = field(default="", init=False)  # text streamed until now
+    _logged: list[TokenLogprob] = field(default_factory=list, init=False)  # until now
     _unsent: list[TokenLogprob] = field(default_factory=list, init=False)  # of tokens without text of their own
     _output: Output = field(default_factory=list, init=False)  # streamed until now
 
     def whole(self, results: Seq[Result]) -> Response:
         (result,) = results
-        return self._ended(result, self._items(*self._read(result.text), result))
+        text, calls = self._read(result.text)
+        return self._ended(result, self._items(text, calls, result, self._logprobs(result.logprobs)))
 
     def opening(self) -> Iterable[Event]:
         for name in ("created", "in_progress"):
@@ -57,11 +59,13 @@ class ResponseRenderer(TurnRenderer):
 
     def chunks(self, update: Update) -> Iterable[Event]:
         text, calls = self._read_more(update)
-        self._unsent += self._logprobs(update.logprobs)
+        new = self._logprobs(update.logprobs)
+        self._logged += new
+        self._unsent += new
         if text or (update.result is not None and not calls):
             yield from self._more_text(text)
         if update.result is not None:
-            self._output = self._items(self._said, calls, update.result)
+            self._output = self._items(self._said, calls, update.result, self._logged)
             for place, item in enumerate(self._output):
                 yield from self._end_of_message(item) if isinstance(item, OutputMessage) else self._call(place, item)
 
@@ -107,12 +111,14 @@ class ResponseRenderer(TurnRenderer):
         yield self._new(ArgumentsEvent, "function_call_arguments.done", **where, **done)
         yield self._item("done", place, call)
 
-    def _items(self, text: str, calls: Seq[CalledFunction], result: Result) -> Output:
+    def _items(
+        self, text: str, calls: Seq[CalledFunction], result: Result, logprobs: list[TokenLogprob]
+    ) -> Output:
         """All of the output: a message, unless there are only calls, then the calls."""
         items: Output = []
         if text or not calls:
             status = "incomplete" if result.finish_reason == "length" else "completed"
-            items.append(self._message([self._content(text, self._logprobs(result.logprobs))], status))
+            items.append(self._message([self._content(text, logprobs)], status))
         for place, call in enumerate(calls):
             own, called = f"fc_{self.number}_{place}", self._call_id(0, place)
             items.append(
