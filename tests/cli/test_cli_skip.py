@@ -1,6 +1,7 @@
 """``foredraft skip``: what it prints and writes, and that layer_skip drafts by it."""
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from cli_cases import PROMPT, Run
 
 import foredraft
 from foredraft.drafters.common.skip_config import read_skip_config
+from foredraft.engine.generator import Generator
 
 SMALL = ("--count", "2", "--max-new-tokens", "12", "--min-new-tokens", "12", "--longest", "3", "--trials", "8")
 
@@ -43,3 +45,13 @@ def test_what_people_see(run: Run, model: Path, tmp_path: Path, monkeypatch: pyt
     said = " ".join(ended.out.split())
     assert "skipped in layers" in said and "measured on 24 tokens" in said
     assert f"foredraft generate --model {model} --drafter layer_skip:skips.json,num_assistant_tokens=" in said
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interruption_before_the_search_says_that_nothing_is_kept(
+    run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, status: int
+):
+    monkeypatch.setattr(Generator, "batch", lambda *_: signal.raise_signal(number))
+    ended = run("skip", "-m", model, *SMALL, "--out", tmp_path / "skips.json")
+    assert ended.status == status
+    assert ended.sentence == "Interrupted before a set was tried; the same command starts over."

@@ -1,6 +1,7 @@
 """``foredraft tune``: what it prints and writes, and that the other commands read it."""
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -176,3 +177,14 @@ def test_what_is_asked_is_what_was_given(tune: Any, tmp_path: Path):
     _, _, asked = tune(None, None, "--chat", "--temperature", "0.5")
     assert len(asked.prompts) == 4 and asked.prompts[0][0]["role"] == "user" and asked.params.temperature == 0.5
     assert asked.batches == (1, 2, 4, 8, 16)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interruption_says_that_nothing_is_kept(
+    run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, status: int
+):
+    monkeypatch.setattr(Tuner, "run", lambda *_: signal.raise_signal(number))
+    ended = run("tune", "-m", model, *SMALL, "--out", tmp_path / "tuned.json")
+    assert ended.status == status and not (tmp_path / "tuned.json").exists()
+    assert ended.sentence.startswith("Interrupted; measurements are not kept, ")
+    assert ended.sentence.endswith("the same command starts over.")

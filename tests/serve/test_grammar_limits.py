@@ -11,9 +11,10 @@ import pytest
 import servers
 
 from foredraft.core.sampling.grammar import Grammar
+from foredraft.serve import conversions
 from foredraft.serve.conversions import Apart, Conversions
 from foredraft.serve.convert import Converter
-from foredraft.serve.limited_calls import LimitedCalls
+from foredraft.serve.limited_calls import LimitedCalls, Limits
 from foredraft.serve.options import ServeOptions
 from foredraft.serve.schema import ChatRequest
 from foredraft.serve.service import converter_for
@@ -89,6 +90,50 @@ def test_others_do_not_wait_for_a_long_compilation(tries: list[Any], pool: Threa
         for each in long:
             answer = each.result()
             assert answer.status_code == 503 and "about to stop" in answer.text
+
+
+@pytest.mark.parametrize("patience", [60.0, 1e-4])
+def test_long_grammars_take_turns_after_everything_else(monkeypatch: pytest.MonkeyPatch, patience: float):
+    """Where nothing is left for them they get a share."""
+    monkeypatch.setattr(conversions, "_FIRST_SECONDS", 0.004)
+    monkeypatch.setattr(conversions, "_PATIENCE", patience)
+    tried: list[tuple[float | None, bool]] = []
+    active = [0, 0]  # now, at most
+    run, here = LimitedCalls.run, Conversions._here
+
+    async def counted(method: Any, *args: Any, long: bool, **options: Any) -> Any:
+        active[0] += long
+        active[1] = max(active)
+        try:
+            return await method(*args, **options)
+        finally:
+            active[0] -= long
+
+    async def trying(self: LimitedCalls, function: Any, grammar: Any, limits: Limits) -> Any:
+        tried.append((limits.seconds, limits.last))
+        return await counted(run, self, function, grammar, limits=limits, long=limits.seconds == 10.0)
+
+    async def compiling(self: Conversions, thread: Any, grammar: Any) -> Any:
+        assert thread is self._long_compiler
+        return await counted(here, self, thread, grammar, long=True)
+
+    monkeypatch.setattr(LimitedCalls, "run", trying)
+    monkeypatch.setattr(Conversions, "_here", compiling)
+    generator = servers.generator()
+
+    async def both() -> None:
+        options = ServeOptions(grammar_seconds=10.0)
+        made = Conversions(converter_for(generator, 7), generator.engine.compile_grammar, options)
+        try:
+            texts = ["|".join(f"[{letter}]{{{size}}}" for size in range(1, 300)) for letter in ("ab", "cd")]
+            await asyncio.gather(*(made.compiled(Grammar.regex(text)) for text in texts))
+        finally:
+            made.close()
+
+    asyncio.run(both())
+    assert active == [0, 1]
+    each = [(0.004, False), (10.0, True)] + [(10.0, False)] * (patience < 1)
+    assert sorted(tried) == sorted(each * 2)
 
 
 def test_a_compilation_ends_with_its_request(pool: ThreadPoolExecutor):

@@ -182,7 +182,9 @@ def keeps_what_it_says(said: str, out: Path) -> bool:
         return kept == int(found[1]) > 0
     if found := re.match(r"foredraft: Interrupted after (\d+) of 40 answers(, and with others begun)?;", sentence):
         return int(found[1]) == written and (found[2] is None) != (out / "answers.jsonl.unfinished").exists()
-    if "before anything was saved" in sentence or sentence == "foredraft: Interrupted.":
+    if sentence in ("foredraft: Interrupted.", "foredraft: Interrupted before the run began."):
+        return True  # nothing has been read or written yet, so the folder is as it was before
+    if "before anything was saved" in sentence:
         return not list(out.rglob("*.pt")) and not written
     if "before a step was done" in sentence:
         return written > 0 and not list(out.rglob("*.pt"))

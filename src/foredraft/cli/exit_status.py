@@ -156,6 +156,16 @@ def terminable() -> Iterator[None]:
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
 
+@contextlib.contextmanager
+def keeping_nothing(why: str) -> Iterator[None]:
+    """Inside, Ctrl-C and SIGTERM end the command, which starts over the next time."""
+    try:
+        with terminable():
+            yield
+    except KeyboardInterrupt as error:
+        raise Interrupted(f"{why}; the same command starts over.", error) from None
+
+
 def _in_destructor(frame: FrameType | None) -> bool:
     """Whether a frame is in a destructor, or the callback of a weak reference."""
     while frame is not None:

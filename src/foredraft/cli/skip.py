@@ -11,7 +11,7 @@ import typer
 from foredraft.bench.tune.skip_search import SearchBudget, SkipTrial, layers_by_kind, search
 from foredraft.cli.choices import OutputChoice, TargetChoice, check_processes
 from foredraft.cli.console import busy, output
-from foredraft.cli.exit_status import Interrupted, terminable
+from foredraft.cli.exit_status import Interrupted, keeping_nothing, terminable
 from foredraft.cli.flags import Group, flags
 from foredraft.core.errors import OptionError
 
@@ -68,7 +68,7 @@ def command(*, target: TargetChoice, samples: Samples, budget: SearchBudget, sho
 
     with busy(f"Loading {target.model}"):
         plain = target.plain()
-    with busy("Answering the prompts"):
+    with busy("Answering the prompts"), keeping_nothing("Interrupted before a set was tried"):
         answers = _answers(plain, samples, budget.seed)
         model = plain.engine.target
         evaluator = SkipEvaluator(model, answers, temperature=samples.temperature, longest=samples.longest)

@@ -13,6 +13,7 @@ from rich.table import Table
 from foredraft.cli import completion_names as names
 from foredraft.cli.choices import OutputChoice, TargetChoice, check_processes
 from foredraft.cli.console import busy, output
+from foredraft.cli.exit_status import keeping_nothing
 from foredraft.cli.flags import Group, flags
 from foredraft.core.errors import OptionError
 
@@ -98,7 +99,8 @@ def command(*, choice: Choice, what: What, shown: Output) -> None:
             choice.model,
             lambda what: update(f"Measuring {what}"),
         )
-        found = tuner.run(config)
+        with keeping_nothing("Interrupted; measurements are not kept, since times of another moment do not compare"):
+            found = tuner.run(config)
     servers = server_config(_sized(found), _chain(found)) if found.chosen is not None else None
     _write(shown.out, choice.model, found, what)
     if what.target_batch is not None:

@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from foredraft.core.errors import OptionError
@@ -35,7 +35,9 @@ _SHORT_BYTES = 32 * 1024
 _SHORT_VALUES = 2000
 """Tokens with log-probabilities that the event loop renders, in about 25 ms."""
 _FIRST_SECONDS = 0.25
-"""Of a grammar's first try. Those that need more take turns, after everything else; the others do not wait for them."""
+"""Of a grammar's first try. Those that need more take turns; the others do not wait for them."""
+_PATIENCE = 2.0
+"""Times the CPU time of a grammar that a long one waits for cores that nothing else wants; then it gets a share."""
 _REFUSED = 1024
 """Grammars over the limits that are remembered."""
 T = TypeVar("T")
@@ -89,8 +91,8 @@ class Conversions:
         self._first_tries, self._long_grammars = Turns(), Turns()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="foredraft-convert")
         self._short_compiler, self._long_compiler = [
-            ThreadPoolExecutor(1, f"foredraft-grammar-{'long' if last else 'short'}", _thread_gives_way, (last,))
-            for last in (False, True)
+            ThreadPoolExecutor(1, thread_name_prefix=f"foredraft-grammar-{kind}", initializer=_thread_gives_way)
+            for kind in ("short", "long")
         ]
         self._flights: dict[Grammar, _Flight] = {}
         self._refused: OrderedDict[bytes, str] = OrderedDict()
@@ -173,7 +175,11 @@ class Conversions:
         else:
             return await self._here(self._short_compiler, grammar)
         async with self._long_grammars.turn(len(grammar.text)):
-            await self._calls.run(Apart.try_grammar, grammar, limits=Limits(most, memory, last=True))
+            limits = Limits(most, memory, last=True)
+            try:
+                await asyncio.wait_for(self._calls.run(Apart.try_grammar, grammar, limits=limits), _PATIENCE * most)
+            except asyncio.TimeoutError:  # too little was left for it
+                await self._calls.run(Apart.try_grammar, grammar, limits=replace(limits, last=False))
             return await self._here(self._long_compiler, grammar)
 
     async def _here(self, thread: ThreadPoolExecutor, grammar: Grammar) -> CompiledGrammar:
@@ -205,7 +211,7 @@ class Conversions:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _thread_gives_way(last: bool) -> None:
+def _thread_gives_way() -> None:
     """Give this thread the priority of the processes; only Linux has priorities of threads."""
     if sys.platform == "linux":
-        give_way(last=last)
+        give_way()

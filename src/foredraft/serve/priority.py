@@ -12,7 +12,7 @@ def give_way(*, last: bool = False) -> None:
     """Lower the priority of this thread on Linux, elsewhere that of this process.
 
     Args:
-        last: nearly only cores run it that nothing else wants. Work that others wait for would starve.
+        last: it runs where nothing else wants to, and not at all on a machine whose cores are busy.
     """
     os.setpriority(os.PRIO_PROCESS, 0, _LAST_NICENESS if last else _NICENESS)
     if last and sys.platform == "linux":
