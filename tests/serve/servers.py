@@ -97,7 +97,7 @@ def served(of: Generator, **options: Any) -> Iterator[Running]:
 
 def until(true: Callable[[], bool]) -> None:
     """Wait for a condition."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.01)

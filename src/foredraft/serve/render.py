@@ -38,8 +38,8 @@ from foredraft.serve.answers import (
 )
 from foredraft.serve.errors import ApiError
 from foredraft.serve.job import Job
-from foredraft.serve.service import Update
 from foredraft.serve.tools import ToolParser, parse
+from foredraft.serve.updates import Update
 
 R = TypeVar("R", bound="Renderer")
 _LEAST = -9999.0

@@ -5,14 +5,12 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from foredraft.core.errors import DrafterError, LawError, NumericsError, PromptError
 from foredraft.core.openmp import release_threads
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.engine import scoring
 from foredraft.engine.generator import Generator
-from foredraft.engine.recording import RecordedStep
 from foredraft.engine.request import Piece, Sequence, TokenLogprobs
 from foredraft.engine.results import Result
 from foredraft.engine.stream import AsyncStream
@@ -21,6 +19,7 @@ from foredraft.serve.errors import RETRY_SECONDS, ApiError, late, stopped, stopp
 from foredraft.serve.job import Job
 from foredraft.serve.metrics import Metrics
 from foredraft.serve.options import ServeOptions
+from foredraft.serve.updates import Update
 
 
 def queued(job: Job, generator: Generator, *, tenant: str = "") -> list[Sequence]:
@@ -40,28 +39,6 @@ def converter_for(generator: Generator, default_max_tokens: int, *, tool_prompt:
     """The converter of bodies for a generator."""
     vocab_size = generator.engine.target.vocab_size
     return Converter(generator.tokenizer, generator.eos_token_ids, vocab_size, default_max_tokens, tool_prompt)
-
-
-@dataclass(frozen=True, slots=True)
-class Update:
-    """What is new of output ``index``: text that is final and its tokens; at the end its ``result``.
-
-    ``steps``: those since the last update, if the request records them.
-    """
-
-    index: int
-    pieces: list[Piece]
-    logprobs: list[TokenLogprobs]
-    result: Result | None = None
-    steps: Seq[RecordedStep] = ()
-
-    @property
-    def text(self) -> str:
-        return "".join(piece.text for piece in self.pieces)
-
-    @property
-    def tokens(self) -> list[int]:
-        return [token for piece in self.pieces for token in piece.tokens]
 
 
 class Service:

@@ -29,7 +29,7 @@ from foredraft.serve.responses.answers import (
     TextEvent,
 )
 from foredraft.serve.responses.schema import ResponsesRequest
-from foredraft.serve.service import Update
+from foredraft.serve.updates import Update
 
 
 @final
@@ -111,9 +111,7 @@ class ResponseRenderer(TurnRenderer):
         yield self._new(ArgumentsEvent, "function_call_arguments.done", **where, **done)
         yield self._item("done", place, call)
 
-    def _items(
-        self, text: str, calls: Seq[CalledFunction], result: Result, logprobs: list[TokenLogprob]
-    ) -> Output:
+    def _items(self, text: str, calls: Seq[CalledFunction], result: Result, logprobs: list[TokenLogprob]) -> Output:
         """All of the output: a message, unless there are only calls, then the calls."""
         items: Output = []
         if text or not calls:
