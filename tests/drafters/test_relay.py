@@ -104,7 +104,7 @@ def test_the_second_is_told_what_the_first_has_drafted(temperature: float):
         tiny.admit(other, [[1, 2]] * 3)
         ahead = view_of(longer, temperature)
         noise = Noise(view.noise.nested(1).seeds, ahead.lengths)
-        alone = other.propose(replace(ahead, noise=noise), Plan((3,) * 3))
+        alone = other.propose(replace(ahead, noise=noise), Plan((3,) * 3, chain=True))
         assert torch.equal(alone.tree.tokens[:, 1:], draft.tree.tokens[:, 3:])
         if alone.q is not None and draft.q is not None:
             torch.testing.assert_close(alone.q[:, 1:], draft.q[:, 3:], atol=1e-5, rtol=0.0)

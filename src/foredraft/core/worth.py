@@ -60,25 +60,19 @@ class Worth:
     recent: tuple[float, ...]
     prices: Mapping[int, float] = field(hash=False)
 
-    def features(self, row: int, nodes: DraftNodes) -> list[Features | None]:
-        """Of each node; None for the root and padding."""
-        depths = [0] * len(nodes.parents)
-        found: list[Features | None] = [None]
-        for node, parent in enumerate(nodes.parents[1:], start=1):
-            if parent < 0:
-                found.append(None)
-                continue
-            depths[node] = depths[parent] + 1
-            scores = nodes.scores
-            chance = self.unscored if scores is None else math.exp(min(scores[node] - scores[parent], 0.0))
-            found.append(Features.of(chance, depths[node], self.recent[row]))
-        return found
+    def features(self, row: int, nodes: DraftNodes, node: int, depth: int) -> Features:
+        """Of a drafted node at this depth."""
+        scores = nodes.scores
+        chance = self.unscored if scores is None else math.exp(min(scores[node] - scores[nodes.parents[node]], 0.0))
+        return Features.of(chance, depth, self.recent[row])
 
     def values(self, row: int, nodes: DraftNodes) -> list[float]:
         """The probability that the whole path to each node is accepted: 1 for the root, 0 for padding."""
-        found = [1.0]
-        for node, features in enumerate(self.features(row, nodes)[1:], start=1):
-            found.append(found[nodes.parents[node]] * self.chance(features) if features else 0.0)
+        depths, found = [0], [1.0]
+        for node, parent in enumerate(nodes.parents[1:], start=1):
+            depth = depths[parent] + 1 if parent >= 0 else 0
+            depths.append(depth)
+            found.append(found[parent] * self.chance(self.features(row, nodes, node, depth)) if depth else 0.0)
         return found
 
     def chance(self, features: Features) -> float:
@@ -109,9 +103,9 @@ class Worth:
         least = min((price / (size - 1) for size, price in self.prices.items() if size > 1), default=0.0) / len(rows)
         if least <= 0:
             return False
-        for number, (parents, scores) in enumerate(rows):
-            end = 1 + max((node for node, parent in enumerate(parents) if parent == 0), default=0)
-            first = DraftNodes(parents[:end], None if scores is None else scores[:end])
-            if any(features and self.chance(features) >= least for features in self.features(number, first)):
-                return False
-        return True
+        return not any(
+            self.chance(self.features(number, nodes, node, 1)) >= least
+            for number, nodes in enumerate(rows)
+            for node, parent in enumerate(nodes.parents)
+            if parent == 0
+        )

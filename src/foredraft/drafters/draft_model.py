@@ -1,8 +1,9 @@
 """A small model drafts: speculative sampling (Leviathan et al., arXiv:2211.17192; Chen et al., arXiv:2302.01318).
 
-It drafts a chain, or a tree with a few children per node (RSD-C, arXiv:2402.14160), level by level. For sampled rows
-the chain has siblings: further guesses for its tokens, which take no forward of the draft model. The tree has as many
-nodes as the chain; the second guess for a token is often right where the first is not.
+It drafts a chain, or a tree with a few children per node (RSD-C, arXiv:2402.14160), level by level. The chain has
+siblings: further guesses for its tokens, which take no forward of the draft model. The tree has as many nodes as the
+chain; the second guess for a token is often right where the first is not. Where a chain ends below a threshold, and
+where tokens are drawn, it is a chain.
 """
 
 from dataclasses import dataclass, field
@@ -27,12 +28,15 @@ from foredraft.engine.beam.speculative import BeamDrafter
 from foredraft.model.base import TargetModel
 from foredraft.model.replay import EAGER, Replay
 
+SIBLINGS = 4
+"""Guesses for each token of a chain, of which the best are kept; in sampled rows more, see ``dynamic_tree.GUESSES``."""
+
 
 @dataclass(frozen=True, slots=True)
 class Options(ChainOptions):
     """Shape of the draft and context of the draft model, in addition to ``ChainOptions``.
 
-    branching: children per node by level, such as 4x2x1; if not given, a chain, for sampled rows with siblings.
+    branching: children per node by level, such as 4x2x1; if not given, a chain with siblings.
     window: the draft model reads at most this many tokens: the first and the latest, drafted ones included. It can then
         draft beyond its own context, at constant cost. If not given, it reads everything, up to its context.
     sinks: number of first tokens in the window.
@@ -99,10 +103,10 @@ class DraftModel(RunnerDrafter[DraftRunner], BeamDrafter, Trainable):
         if self._shape is not None:
             limits = self._shape.limits.within(plan, recorded=recorded)
             return self._runner.draft("tree", view, limits.expanded, self._tree, plan.on(device), limits)
-        if self._windowed or plan.chain or view.draws or view.warp.greedy:
+        if self._windowed or plan.chain or plan.confidence or (view.draws and not view.warp.greedy):
             return self._runner.draft("chain", view, room, drafted_chain, ChainLimits.of(plan, depth, device))
-        worth = 0.0 if recorded else max(plan.level_worth, plan.confidence * len(view.rows))
-        limits = TreeLimits(depth, depth, 1, worth, reads=not recorded)
+        worth = 0.0 if recorded else plan.level_worth
+        limits = TreeLimits(depth, depth, 1, worth, reads=not recorded, children=min(depth, SIBLINGS))
         return self._runner.draft("guesses", view, room, guessed_tree, plan.on(device), limits)
 
     def _tree(self, view: View, forwards: Forwards, allowed: Int[Tensor, "B"], limits: TreeLimits) -> Draft:

@@ -172,15 +172,17 @@ class Pace:
         self.tokens = self.FADE * self.tokens + tokens
         self.seconds = self.FADE * self.seconds + seconds
 
-    def valued(self, values: Sequence[float], accepted: int, refused: bool) -> None:
-        """Add a row: the values of its drafted nodes, how many were accepted, and whether the last one's children were
-        refused."""
+    def tested(self, accepted: int, *, refused: bool) -> None:
+        """Add a row: how many nodes were accepted, and whether the last one's children were refused."""
+        self.passed = self.FADE * self.passed + accepted
+        self.tried = self.FADE * self.tried + accepted + refused
+
+    def valued(self, values: Sequence[float]) -> None:
+        """Add the values of a row's drafted nodes."""
         for n, total in enumerate(accumulate(sorted(values, reverse=True)), start=1):
             if n == len(self.curve):
                 self.curve.append(total)
             self.curve[n] += (1 - self.FADE) * (total - self.curve[n])
-        self.passed = self.FADE * self.passed + accepted
-        self.tried = self.FADE * self.tried + accepted + refused
 
     @classmethod
     def restored(cls, saved: Mapping[str, Any]) -> "Pace":

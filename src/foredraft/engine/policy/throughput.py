@@ -89,16 +89,15 @@ class Throughput(Policy):
         for number, (row, length, result) in enumerate(zip(view.rows, plan.lengths, done.rows, strict=True)):
             if not length:
                 continue
-            path, found = {0, *result.path}, plan.worth.features(number, result.nodes)
-            tried = [node for node, each in enumerate(found) if each and result.nodes.parents[node] in path]
-            features += [each for node in tried if (each := found[node])]
-            accepted += [node in path for node in tried]
-            refused = any(result.nodes.parents[node] == max(path) for node in tried)
-            if self._by_nodes(view):
-                values = plan.worth.values(number, result.nodes)[1:]
-            else:  # by length
-                values = [float(result.accepted > depth) for depth in range(length)]
-            pace.valued(values, result.accepted, refused)
+            path, parents = [0, *result.path], result.nodes.parents
+            tried = [node for node, parent in enumerate(parents) if parent in path]
+            for node in tried:
+                features.append(plan.worth.features(number, result.nodes, node, 1 + path.index(parents[node])))
+                accepted.append(node in path)
+            pace.tested(result.accepted, refused=path[-1] in parents)
+            if not plan.worth.prices:  # else the curve has no use
+                by_length = [float(result.accepted > depth) for depth in range(length)]
+                pace.valued(plan.worth.values(number, result.nodes)[1:] if self._by_nodes(view) else by_length)
             self._recent[row] = self.RECENT * self._recent.get(row, 0.5) + (1 - self.RECENT) * bool(result.accepted)
         if features:
             model.learn(features, accepted)
@@ -157,7 +156,7 @@ class Throughput(Policy):
         if not pays:
             steps, loss = self.TRIAL, 1 - gain
             if cheap:
-                steps, loss, least = 1, min(loss, pace.draft.value / plain), self.SOON
+                steps, loss, least = 1, pace.draft.value / plain, self.SOON
         if pace.since < max(steps * loss / self.SHARE, least):
             return pays
         pace.since, pace.trial = 0, steps - 1
