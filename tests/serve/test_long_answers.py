@@ -14,10 +14,18 @@ LONG: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": ["abc", "xyz"], "n": 2, "max_tokens": 40, "logprobs": 15, "echo": True, **GREEDY},
     "/v1/chat/completions": {
         "messages": [{"role": "user", "content": "abc"}],
-        **{"n": 3, "max_tokens": 40, "logprobs": True, "top_logprobs": 20, "return_steps": True, **GREEDY},
+        "n": 3,
+        "max_tokens": 40,
+        "logprobs": True,
+        "top_logprobs": 20,
+        "return_steps": True,
+        **GREEDY,
     },
     "/v1/responses": {
-        **{"input": "abc", "max_output_tokens": 120, "top_logprobs": 20, "temperature": 0.0},
+        "input": "abc",
+        "max_output_tokens": 120,
+        "top_logprobs": 20,
+        "temperature": 0.0,
         "include": ["message.output_text.logprobs"],
     },
 }
