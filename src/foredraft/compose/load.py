@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -34,7 +34,7 @@ from foredraft.model.cache import BUCKET, SlotCache
 from foredraft.model.hf import CausalLM, acquire
 from foredraft.model.hub import ACCESS
 from foredraft.model.load import Loaded, as_loaded, load_model, resolve
-from foredraft.model.memory import available_bytes, format_bytes
+from foredraft.model.memory import available_bytes, format_bytes, trim_heap
 from foredraft.model.native.load import with_weights
 from foredraft.model.native.model import NativeLM
 from foredraft.model.replay import Replay, replay_on
@@ -175,6 +175,9 @@ class _Loader:
         if advice is not None and loaded.model.device.type == "cpu":
             _log.warning(advice)
         models = [self._target(loaded)]
+        if loaded.file is not None:  # it was read
+            loaded = replace(loaded, file=None)
+            trim_heap()
         ranks = self._ranks(models[0])
         try:
             built = [

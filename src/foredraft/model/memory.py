@@ -1,6 +1,8 @@
 """Memory: sizes of models, and free bytes of devices."""
 
+import ctypes
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -9,6 +11,12 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers import PreTrainedModel
 
 _MEMINFO = Path("/proc/meminfo")
+
+
+def trim_heap() -> None:
+    """Give freed memory back to the system: glibc keeps much of what a conversion of weights has used."""
+    with suppress(AttributeError, OSError, TypeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def available_bytes(device: torch.device) -> int | None:

@@ -82,7 +82,8 @@ class GgufFile:
 
     def __init__(self, path: str | Path) -> None:
         self.path = str(path)
-        header = _Header(_mapped(self.path))
+        self._map = _mapped(self.path)
+        header = _Header(self._map)
         try:
             self.metadata, found, self._start = header.read()
             self.tensors: Mapping[str, TensorInfo] = _checked(found, self._start, header.size, self._alignment())
@@ -99,6 +100,11 @@ class GgufFile:
         info = self.tensors[name]
         size = info.row_bytes
         return self._bytes[info.start : info.start + info.rows * size].view(info.rows, size)[rows]
+
+    def forget(self) -> None:
+        """Give back the pages that were read; those that are read again come from the file again."""
+        if (advice := getattr(mmap, "MADV_DONTNEED", None)) is not None:  # not on Windows
+            self._map.madvise(advice)
 
     def text(self, key: str, default: str | None = None) -> str | None:
         """A string of the metadata; the default if it is missing or something else."""

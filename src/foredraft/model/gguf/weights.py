@@ -60,6 +60,7 @@ class GgufWeights:
         source, found = self._sources[name], []
         for piece, rows in source.pieces:
             kind = self._file.tensors[piece].kind
+            self._file.forget()
             codes = unpack(kind, self._file.data(piece, rows)) if is_kept(kind) else None
             if codes is None:
                 return None
@@ -74,6 +75,7 @@ class GgufWeights:
         """A weight in floats, dequantised if need be."""
         source = self._sources[name]
         exact = torch.float32 if self._is_offset(name) else dtype
+        self._file.forget()
         found = [
             dequantize(self._file.tensors[piece].kind, self._file.data(piece, rows), exact)
             for piece, rows in source.pieces

@@ -213,7 +213,8 @@ class _Packer:
         if len(codes) == len(parts) and bits != 32:
             return PackedMatrix.of_codes(self._library, Codes.joined(codes), bias, self._arena)
         floats = [part.dequantised() if isinstance(part, Codes) else part.detach().float() for part in parts]
-        return PackedMatrix.of_floats(self._library, torch.cat(floats), bias, bits, self._arena)
+        whole = floats[0] if len(floats) == 1 else torch.cat(floats)
+        return PackedMatrix.of_floats(self._library, whole, bias, bits, self._arena)
 
     def norm(self, name: str, size: int) -> Float[Tensor, "H"]:
         weight = self._floats(name, self._required(name))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import safe_open
+from torch import Tensor
 
 from foredraft.core.errors import ModelError, first_line
 from foredraft.model.native.decoder import Source
@@ -28,7 +29,14 @@ def folder_source(folder: str) -> Source | None:
                 places = dict.fromkeys(file.keys(), _SINGLE)
         else:
             return None
-        files: dict[str, Any] = {name: safe_open(path / name, "pt") for name in sorted(set(places.values()))}
+        for name in sorted(set(places.values())):
+            safe_open(path / name, "pt")
     except Exception as error:  # safetensors raises several types
         raise ModelError(f"The weights in {folder!r} cannot be read: {first_line(error)}") from error
-    return lambda name: files[places[name]].get_tensor(name) if name in places else None
+    return lambda name: read_tensor(path / places[name], name) if name in places else None
+
+
+def read_tensor(path: Path, name: str) -> Tensor:
+    """A tensor of a safetensors file, which is mapped only as long as the tensor lives."""
+    file: Any = safe_open(path, "pt")
+    return file.get_tensor(name)

@@ -15,6 +15,7 @@ from foredraft.model.base import TargetModel
 from foredraft.model.gguf.load import empty_model
 from foredraft.model.gguf.weights import GgufWeights
 from foredraft.model.hf import CausalLM
+from foredraft.model.memory import trim_heap
 from foredraft.model.native.decoder import Source, pack_decoder, source_of
 from foredraft.model.native.families import why_not_native
 from foredraft.model.native.files import folder_source
@@ -120,9 +121,11 @@ def native_model(model: PreTrainedModel, weights_of: GgufWeights | Source, weigh
             is.
     """
     precision = PRECISIONS["int8" if weights == "auto" else weights]
-    decoder = pack_decoder(model, source_for(model, precision.name, weights_of), precision)
+    source = source_for(model, precision.name, weights_of)
+    decoder = pack_decoder(model, source, precision, progress=lambda layer: trim_heap())
     made = NativeLM(decoder, model.eval(), first_token=first_token_of(model.config.get_text_config()))
     error = deviation(model, made)
+    trim_heap()
     if not error <= _MOST_ERROR:  # NaN counts as different
         raise ModelError(
             f"{made.name} gives other states on the native engine than by itself (they differ by {error:.0%} of their "

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from foredraft.core.errors import ModelError, first_line
 from foredraft.core.io import atomic_write
 from foredraft.model.native.decoder import Source
+from foredraft.model.native.files import read_tensor
 from foredraft.model.native.library import library
 from foredraft.model.native.weights import GROUP, PRECISIONS, Codes, PackedMatrix
 
@@ -107,14 +108,15 @@ def saved_weights(folder: Path) -> SavedWeights | None:
     if metadata.get("version") != _VERSION:
         raise ModelError(f"{str(path)!r} is of another version of foredraft: quantise the model again.")
     names = frozenset(file.keys())
+    del file  # and its pages
 
     def read(name: str) -> Tensor | Codes | None:
         if name in names:
-            return file.get_tensor(name)
+            return read_tensor(path, name)
         parts = [f"{name}.{part}" for part in ("codes", "scales", "minima")]
         if not names.issuperset(parts):
             return None
-        return _codes(path, name, *(file.get_tensor(part) for part in parts))
+        return _codes(path, name, *(read_tensor(path, part) for part in parts))
 
     return SavedWeights(weights, read)
 

@@ -59,6 +59,8 @@ class Codes:
     @staticmethod
     def joined(parts: "list[Codes]") -> "Codes":
         """Several matrices with the same inputs, one after the other."""
+        if len(parts) == 1:
+            return parts[0]
         return Codes(
             torch.cat([each.codes for each in parts]),
             torch.cat([each.scales for each in parts]),
