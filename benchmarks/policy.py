@@ -17,6 +17,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Iterator, Sequence as Seq
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,8 @@ class Arm:
         """Run a step; True if a prompt ended with it."""
         engine, number = self.generator.engine, len(self.results)
         if self._sequence is None:
-            (self._sequence,) = self.generator.submit([prompts[number % len(prompts)]], params, seed=number)
+            prompt, own = prompts[number % len(prompts)], replace(params, seed=number)
+            (self._sequence,) = self.generator.submit([prompt], own)
         sequence, before = self._sequence, len(self._sequence.tokens)
         engine.step()
         if isinstance(engine.drafter, Background):

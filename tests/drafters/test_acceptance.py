@@ -1,7 +1,7 @@
 """What the bundled heads are worth: off-by-one errors are lossless and silent, and lower it (heads.md 6.1).
 
 The figures were measured when the heads were shipped; a fault of position, shift, norm or layer costs more than the
-three percent that are allowed here.
+three percent that are allowed here. In sampled rows, so does the noise of another position.
 """
 
 import functools
@@ -27,25 +27,29 @@ PROMPTS = [
 ]
 
 
+EVERY = pytest.mark.parametrize(("spec", "temperature"), [(spec, heat) for spec in SHIPPED for heat in SHIPPED[spec]])
+
+
 @functools.cache
-def results(spec: str) -> list[Result]:
+def results(spec: str, temperature: str) -> list[Result]:
     g = foredraft.load("sample", spec, dtype="float32", device="cpu")
+    options = {"max_new_tokens": 64, "min_new_tokens": 64, "temperature": float(temperature), "seed": 0}
     if spec == "none":
-        return g.batch(PROMPTS, max_new_tokens=64, min_new_tokens=64)
+        return g.batch(PROMPTS, **options)
     depth = g.engine.drafter.needs.longest
     fixed = foredraft.load(g.engine.target, g.engine.drafter, tokenizer=g.tokenizer.inner, policy=Constant(depth))
-    return fixed.batch(PROMPTS, max_new_tokens=64, min_new_tokens=64)
+    return fixed.batch(PROMPTS, **options)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spec", SHIPPED)
-def test_the_bundled_heads_accept_as_much_as_when_they_were_shipped(spec: str):
-    said = results(spec)
+@EVERY
+def test_the_bundled_heads_accept_as_much_as_when_they_were_shipped(spec: str, temperature: str):
+    said = results(spec, temperature)
     length = sum(len(r.tokens) for r in said) / sum(r.stats.target_forwards for r in said)
-    assert length > 0.97 * SHIPPED[spec]
+    assert length > 0.97 * SHIPPED[spec][temperature]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spec", SHIPPED)
-def test_they_say_what_the_model_says(spec: str):
-    assert [r.tokens for r in results(spec)] == [r.tokens for r in results("none")]
+@EVERY
+def test_they_say_what_the_model_says(spec: str, temperature: str):
+    assert [r.tokens for r in results(spec, temperature)] == [r.tokens for r in results("none", temperature)]
