@@ -84,7 +84,7 @@ def test_drafts_give_the_output_of_plain_decoding(drafter: str, tmp_path: Path):
         found = g.generate(prompt, max_new_tokens=30)
     assert found.tokens == expected.tokens and found.stats.drafted > 0
     if drafter == "draft_model":
-        assert found.stats.acceptance_length > 4, "it is the target itself"
+        assert found.stats.acceptance_length >= 2, "its best token is the target's"
 
 
 def test_another_tokenizer(tmp_path: Path):
