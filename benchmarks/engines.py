@@ -49,6 +49,18 @@ from foredraft.core.divergence import kl
 PEERS = Path(__file__).parent / "peers"
 PLAIN = "plain"
 REFERENCE = f"transformers float32 {PLAIN}"
+SHORT = (
+    f"foredraft Q4_0 {PLAIN}",
+    "foredraft Q4_0 prompt_lookup",
+    f"llama.cpp Q4_0 {PLAIN}",
+    "llama.cpp Q4_0 lookup",
+    f"openvino Q4_1 {PLAIN}",
+    "openvino Q4_1 lookup",
+    f"foredraft Q8_0 {PLAIN}",
+    f"llama.cpp Q8_0 {PLAIN}",
+    f"transformers float32 {PLAIN}",
+)
+RESULTS = Path("benchmarks/results/engines.jsonl")
 WARM_UP = list(range(1000, 1064))
 FILES = ("sum", "mt_bench", "humaneval", "gsm8k", "qa")
 BUILT_IN = {
@@ -278,9 +290,7 @@ class Run:
 
 def tables(lines: dict[str, list[dict]]) -> str:
     """Two tables: each arm's figures, and tokens per second by task."""
-    runs: dict[tuple[int, str], list[dict]] = {}
-    for run in lines["run"]:
-        runs.setdefault((run["threads"], run["arm"]), []).append(run)
+    runs = _by_arm(lines)
     one = {kind: {(line["threads"], line["arm"]): line for line in lines.get(kind, [])} for kind in ("load", "memory")}
     quality = {line["arm"]: line for line in lines.get("quality", [])}
     head = ["arm", "threads", "tokens/s", "prefill tokens/s", "first token, ms", "load, s", "peak MiB", "as plain"]
@@ -297,13 +307,31 @@ def tables(lines: dict[str, list[dict]]) -> str:
             + [_as_plain(own, runs.get((threads, plain), []))]
             + [f"{law[name]:.{digits}f}" if name in law else "" for name, digits in (("perplexity", 2), ("kl", 4))]
         )
-    tasks = list(dict.fromkeys(run["task"] for run in lines["run"]))
-    by_task = [
+    return f"{_table([*head, 'perplexity', 'KL'], rows)}\n\n{_by_task(runs)}"
+
+
+def in_short(lines: dict[str, list[dict]]) -> str:
+    """Tokens per second by task, of the arms that readers compare, with one thread."""
+    runs = _by_arm(lines)
+    return _by_task({(1, arm): runs[1, arm] for arm in SHORT if (1, arm) in runs})
+
+
+def _by_arm(lines: dict[str, list[dict]]) -> dict[tuple[int, str], list[dict]]:
+    runs: dict[tuple[int, str], list[dict]] = {}
+    for run in lines["run"]:
+        runs.setdefault((run["threads"], run["arm"]), []).append(run)
+    return runs
+
+
+def _by_task(runs: dict[tuple[int, str], list[dict]]) -> str:
+    """Medians of tokens per second."""
+    tasks = list(dict.fromkeys(run["task"] for own in runs.values() for run in own))
+    rows = [
         [arm, str(threads)]
         + [f"{statistics.median(_rate(run) for run in own if run['task'] == task):.1f}" for task in tasks]
         for (threads, arm), own in runs.items()
     ]
-    return f"{_table([*head, 'perplexity', 'KL'], rows)}\n\n{_table(['tokens/s', 'threads', *tasks], by_task)}"
+    return _table(["tokens/s", "threads", *tasks], rows)
 
 
 def _rate(run: dict) -> float:
@@ -340,7 +368,7 @@ def main() -> None:
     parser.add_argument("--scored", type=int, default=96, help="tokens of each prompt for perplexity and KL; 0: none")
     parser.add_argument("--only", nargs="*", default=["*"], help='patterns of "NAME @THREADS"')
     parser.add_argument("--skip", nargs="*", default=[])
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/engines.jsonl"))
+    parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     report_missing(args)
     prompts = prompts_of(args)

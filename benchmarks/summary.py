@@ -1,4 +1,4 @@
-"""Generated tables from JSON Lines files: README.md, docs/results.md, docs/heads.md, docs/performance.md, docs/methods.
+"""Generated tables from JSON Lines files, in README.md and pages of docs.
 
 python benchmarks/summary.py            # print the summary of benchmarks/results/speed.jsonl
 python benchmarks/summary.py --write    # write all tables between the markers of the pages
@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
+import engines
 import heads_summary
 import policy_tables
 import prediction
@@ -175,6 +176,17 @@ def against_transformers() -> str:
     )
 
 
+def engines_made(lines: dict[str, list[dict]]) -> str:
+    """Where, by what and on which model the engines were compared."""
+    origin = lines["provenance"][0]
+    chats = len({(run["task"], run["prompt_tokens"]) for run in lines["run"]})
+    return (
+        f"{origin['model']}, {origin['new_tokens']} new tokens of {chats} chats, greedy, medians. "
+        f"{origin['device']}, torch {origin['torch']}, commit {origin['commit'][:9]}, {origin['date']}. "
+        "Every run is in `benchmarks/results/engines.jsonl`."
+    )
+
+
 def policy(cells: Sequence[policy_tables.Cell], facts: str) -> str:
     """Every cell of the policy's benchmark."""
     parts = [policy_tables.by_method(cells), policy_tables.verdict(cells), policy_tables.by_cell(cells)]
@@ -191,9 +203,13 @@ def pages() -> dict[Path, str]:
     """The up-to-date text of every page with generated tables."""
     cells = policy_tables.read()
     few = [cell for cell in cells if cell.target == "sample" and cell.method in policy_tables.IN_SHORT]
+    lines = read(ROOT / engines.RESULTS)
+    compared = {"engines": f"{engines.in_short(lines)}\n\n{engines_made(lines)}"}
+    every = {"engines": f"{engines.tables(lines)}\n\n{engines_made(lines)}"}
     served = {"serving": serving.table()} if serving.RESULTS.exists() else {}
     blocks = {
-        "README.md": {"results": f"{policy_tables.in_short(few)} {_made(few)} {against_transformers()}"},
+        "README.md": {"results": f"{policy_tables.in_short(few)} {_made(few)} {against_transformers()}"} | compared,
+        "docs/native.md": every,
         "docs/methods/README.md": {"methods": methods()},
         "docs/results.md": {
             "policy": policy(cells, _made(cells)),
