@@ -290,10 +290,10 @@ def draft_model(
     branching: tuple[int, ...] | None = None,
     replay: Replay = EAGER,
 ) -> tuple[DraftModel, Constant]:
-    """A draft model with the policy that always takes its full length."""
+    """A draft model with the policy that always takes its full length: chains without siblings, or trees."""
     options = DraftOptions(num_assistant_tokens=tokens, branching=branching)
     drafter = DraftModel(options, draft, target.vocab_size, replay)
-    return drafter, Constant(drafter.needs.longest)
+    return drafter, Constant(drafter.needs.longest, confidence=1e-9 if branching is None else 0.0)
 
 
 Propose = Callable[[View, Plan], Draft]

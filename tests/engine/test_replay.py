@@ -64,7 +64,7 @@ def test_rows_that_come_and_go_share_recordings(temperature: float):
         patch.setattr(Traced, "__call__", noting(sizes))
         assert tokens(g.generate(prompts, **options)) == tokens(expected)
     for own in sizes.values():
-        assert {(4, 4), (3, 4), (1, 1)} <= own and {padded for _, padded in own} == {1, 2, 4}
+        assert {(4, 4), (3, 4), (1, 1)} <= own and {padded for _, padded in own} <= {1, 2, 4}
     made = len(replay.keys)
     assert made == replay.held and {replay.keys.count(each) <= 3 * 3 for each in ("forward", "tail")} == {True}
     assert replay.keys.count("tree") <= 3 * 3 * 3  # rows, levels, and widths of what is new up to the root

@@ -90,7 +90,7 @@ def test_no_step_copies_keys_and_values_after_the_first_rows_have_left(kind: str
     target.tap((0, 1, 2))
     drafter = heads.small_drafter(kind, target)
     prompts = tiny.prompts((5, 9, 3, 12, 7, 4, 8, 6))
-    g = tiny.generator(target, drafter, Constant(2) if drafter is not None else None)
+    g = tiny.generator(target, drafter, Constant(2, 1e-9) if drafter is not None else None)
     alone = [g.generate(prompt, max_new_tokens=12).tokens for prompt in prompts]
     sequences = [
         g.submit([prompt], SamplingParams(max_new_tokens=count))[0]
