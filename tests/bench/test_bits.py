@@ -14,6 +14,7 @@ from foredraft.bench.bits import BitsCheck, check_bits
 from foredraft.cli import main
 from foredraft.core.drafter import StepOut
 from foredraft.core.errors import OptionError
+from foredraft.core.openmp import kernel_threads
 from foredraft.engine.generator import Generator
 from foredraft.model.native.model import NativeLM
 from native import needs_compiler
@@ -62,7 +63,7 @@ def planted(where: Callable[[StepOut], tuple[int, ...] | None]) -> Callable[...,
         (lambda out: (1, 0, 5) if len(out.logits) == 2 and out.logits.shape[1] == 1 else None, "plain rows", 2),
         (lambda out: (0, 1, 5) if out.logits.shape[1] > 1 else None, "chains", 1),
         (lambda out: (31, 0, 5) if len(out.logits) == 32 else None, "plain rows", 32),
-        (lambda out: (0, 0, 5) if torch.get_num_threads() == 2 else None, "plain rows", 1),
+        (lambda out: (0, 0, 5) if kernel_threads() == 2 else None, "plain rows", 1),
     ],
 )
 def test_one_bit_in_one_logit_is_found(where: Any, drafts: str, batch: int, monkeypatch: pytest.MonkeyPatch):

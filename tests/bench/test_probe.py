@@ -194,7 +194,7 @@ CASES = {
     "chains of a head": (
         "eagle3:sample-eagle3",
         "nodes=6,depth=6,top_k=1",
-        [(f"nodes={k},depth={k},top_k=1", DraftSize(depth=k)) for k in (1, 3, 5)],
+        [(f"nodes={k},depth={k},top_k=1", DraftSize(k, k)) for k in (1, 3, 5)],
         0.0,
     ),
     "a draft model": (

@@ -8,7 +8,7 @@ import torch
 
 import foredraft
 import tiny
-from foredraft.core.openmp import crowded, kernel_threads, operators_in_one_thread
+from foredraft.core.openmp import crowded, kernel_threads, operators_in_one_thread, threads_of
 from foredraft.core.sampling.params import SamplingParams
 from native import native, needs_compiler
 
@@ -45,6 +45,8 @@ def test_operators_run_in_one_thread_while_kernels_keep_theirs():
             assert (torch.get_num_threads(), kernel_threads()) == (1, 3)
             with operators_in_one_thread():
                 assert (torch.get_num_threads(), kernel_threads()) == (1, 3)
+            with threads_of(2):
+                assert (torch.get_num_threads(), kernel_threads()) == (2, 2)
             assert (torch.get_num_threads(), kernel_threads()) == (1, 3)
             raise KeyError
         assert (torch.get_num_threads(), kernel_threads()) == (3, 3)

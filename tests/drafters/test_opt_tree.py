@@ -14,6 +14,7 @@ from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Plan, View
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.drafters.common import dynamic_tree
+from foredraft.drafters.common.dynamic_tree import GUESSES
 from foredraft.drafters.common.tree_ops import SHARPEST
 from foredraft.drafters.opt_tree import Options, OptTree
 from foredraft.model.hf import CausalLM
@@ -40,7 +41,9 @@ def said(draft: Draft, row: int) -> dict[Path, float]:
     return {path: float(draft.scores[row, node]) for node, path in tiny.paths(draft.tree, row).items() if path}
 
 
-def slow_tree(text: list[int], options: Options, heat: float, penalty: float, times: list[Tensor]) -> dict[Path, float]:
+def slow_tree(
+    text: list[int], options: Options, heat: float, penalty: float, times: list[Tensor], children_each: int
+) -> dict[Path, float]:
     """The best paths: expand the best ``top_k`` of each level, then keep the best of all that was scored."""
     level: dict[Path, float] = {(): 0.0}
     found: dict[Path, float] = {}
@@ -50,7 +53,7 @@ def slow_tree(text: list[int], options: Options, heat: float, penalty: float, ti
             logits = model(2).stock_logits(torch.tensor([[*text, *path]]))[0, -1].double()
             for token in {*text, *path}:  # transformers' repetition penalty
                 logits[token] = logits[token] / penalty if logits[token] > 0 else logits[token] * penalty
-            best = (logits / heat - times[depth].double().log()).log_softmax(-1).topk(options.top_k)
+            best = (logits / heat - times[depth].double().log()).log_softmax(-1).topk(children_each)
             children |= {(*path, int(i)): score + float(s) for i, s in zip(best.indices, best.values, strict=True)}
         found |= children
         level = dict(sorted(children.items(), key=lambda child: -child[1])[: options.top_k])
@@ -75,7 +78,8 @@ def test_the_best_paths_are_drafted(params: SamplingParams, heat: float, penalty
     assert draft.law is Law.FIXED and draft.q is None
     for row, text in enumerate(TEXTS):
         noise = [torch.ones(VOCAB) if params.greedy else view.noise.times(depth, VOCAB)[row] for depth in range(3)]
-        wanted, found = slow_tree(text, options, heat, penalty, noise), said(draft, row)
+        each = options.top_k if params.greedy else GUESSES
+        wanted, found = slow_tree(text, options, heat, penalty, noise, each), said(draft, row)
         assert found.keys() == wanted.keys()
         assert all(math.isclose(found[path], wanted[path], abs_tol=1e-4) for path in wanted)
 

@@ -43,7 +43,7 @@ def test_compiled_texts(backend: str, temperature: float, branching: tuple[int, 
         found.append([result.tokens for result in g.generate(PROMPTS, **options)])
     assert found[0] == found[1]
     (own,) = replay._children
-    whole = "tree" if branching else "guesses" if temperature else "chain"
+    whole = "tree" if branching else "chain"
     assert isinstance(own, Compiled)
     assert set(own.recordings) == ({"draft"} if backend == "inductor" else {whole})  # on a CPU none with random numbers
     made = sum(own.recordings.values()) + sum(replay.recordings.values())

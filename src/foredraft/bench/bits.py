@@ -7,7 +7,6 @@ its rows in batches, chains, random trees, and the user's drafter.
 import hashlib
 import random
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple, final
 
@@ -19,6 +18,7 @@ from foredraft.bench.measure.recording_drafter import RecordingDrafter
 from foredraft.core.draft import Draft, Law, Verdict
 from foredraft.core.drafter import Drafter, Needs, Plan, StepOut, View
 from foredraft.core.errors import OptionError
+from foredraft.core.openmp import threads_of
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.tree import PAD, TokenTree
 from foredraft.drafters.none import NoDrafter
@@ -114,7 +114,7 @@ def check_bits(
         for name, drafter in drafters.items():
             for batch in BATCHES:
                 comparing = Comparing(drafter, plain)
-                with _threads(threads):
+                with threads_of(threads):
                     _generate(generator, comparing, texts[:batch], max(tokens // batch, min(tokens, _FEWEST)))
                 cells.append(Cell(name, threads, batch, comparing.positions, comparing.different))
                 if first is None and comparing.first is not None:
@@ -137,16 +137,6 @@ def _generate(generator: Generator, drafter: Drafter, texts: Sequence[list[int]]
     running = Engine(engine.target, drafter, policy, max_rows=len(texts), cache=engine.cache)
     params = SamplingParams(max_new_tokens=tokens, eos_token_id=())
     Generator(running, None, (), generator.kind).batch(texts, params)
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 class _After(NamedTuple):
@@ -180,7 +170,7 @@ class PlainDecoding:
         begin = min(shared, len(text) - 1)
         self._cache.reserve(max(self._read) + 1, len(text))
         logits = torch.empty(0)
-        with _threads(1):
+        with threads_of(1):
             for place in range(begin, len(text)):
                 root = TokenTree.root(torch.tensor([text[place]]))
                 step = self._target.address(root, torch.tensor([place]), (row,), place + 1)

@@ -60,7 +60,6 @@ class What(PromptChoice):
 
 EXAMPLES = (
     "foredraft check -m PATH -d eagle3:HEAD",
-    "foredraft check -m PATH -d prompt_lookup --dtype bfloat16 --exact",
     "foredraft check -m PATH -d draft_model:PATH --verifier block --law",
     "foredraft check -m PATH -d eagle3:HEAD --weights int4 --bits",
 )

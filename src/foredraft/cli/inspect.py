@@ -21,7 +21,6 @@ EXAMPLES = (
     "foredraft inspect run/head",
     "foredraft inspect yuhuili/EAGLE3-LLaMA3.1-Instruct-8B --json",
     "foredraft inspect model.gguf",
-    "foredraft inspect HuggingFaceTB/SmolLM2-135M-Instruct",
 )
 
 

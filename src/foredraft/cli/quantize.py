@@ -18,10 +18,10 @@ def command(
     out: Annotated[str, typer.Argument(help="Folder to write.", show_default=False)],
     weights: Annotated[str, typer.Option(metavar="TEXT", help="int4 or int8.")] = "int4",
 ) -> None:
-    """Quantise a model for the CPU engine and save it with its tokenizer, so that it loads in seconds.
+    """Quantise a model for the CPU engine and save it.
 
-    The folder is a model for every command and for foredraft.load, without --weights. It does not depend on the
-    processor.
+    The folder holds the tokenizer, too, and loads in seconds. It is a model for every command and for foredraft.load,
+    without --weights, on any processor.
     """
     from foredraft.compose.quantize import quantize
 

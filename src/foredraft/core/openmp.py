@@ -43,6 +43,19 @@ def operators_in_one_thread() -> Iterator[None]:
         _kernels.count = outer
 
 
+@contextmanager
+def threads_of(count: int) -> Iterator[None]:
+    """Inside, operators and kernels that the calling thread runs have so many threads."""
+    outer, before = getattr(_kernels, "count", None), torch.get_num_threads()
+    _kernels.count = None
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+        _kernels.count = outer
+
+
 def kernel_threads() -> int:
     """The number of threads for kernels that have their own."""
     return getattr(_kernels, "count", None) or torch.get_num_threads()

@@ -1,9 +1,9 @@
 """A small model drafts: speculative sampling (Leviathan et al., arXiv:2211.17192; Chen et al., arXiv:2302.01318).
 
-It drafts a chain, or a tree with a few children per node (RSD-C, arXiv:2402.14160), level by level. The chain has
-siblings: further guesses for its tokens, which take no forward of the draft model. The tree has as many nodes as the
-chain; the second guess for a token is often right where the first is not. Where a chain ends below a threshold, and
-where tokens are drawn, it is a chain.
+It drafts a chain, or a tree with a few children per node (RSD-C, arXiv:2402.14160), level by level. In sampled rows the
+chain has siblings: further guesses for its tokens, which take no forward of the draft model. The tree has as many nodes
+as the chain; the second guess for a token is often right where the first is not. Where a chain ends below a threshold,
+and where tokens are drawn, it is a chain.
 """
 
 from dataclasses import dataclass, field
@@ -103,7 +103,7 @@ class DraftModel(RunnerDrafter[DraftRunner], BeamDrafter, Trainable):
         if self._shape is not None:
             limits = self._shape.limits.within(plan, recorded=recorded)
             return self._runner.draft("tree", view, limits.expanded, self._tree, plan.on(device), limits)
-        if self._windowed or plan.chain or plan.confidence or (view.draws and not view.warp.greedy):
+        if self._windowed or plan.chain or plan.confidence or view.warp.greedy or view.draws:
             return self._runner.draft("chain", view, room, drafted_chain, ChainLimits.of(plan, depth, device))
         worth = 0.0 if recorded else plan.level_worth
         limits = TreeLimits(depth, depth, 1, worth, reads=not recorded, children=min(depth, SIBLINGS))

@@ -90,7 +90,7 @@ def _dynamic_trees(base: str, given: Sequence[str], fixed: set[str]) -> _Probes:
         if depth < nodes <= 8 * depth
     ]
     chains = [
-        _candidate(base, given, [f"nodes={k}", f"depth={k}", "top_k=1"], DraftSize(depth=k)) for k in _LENGTHS if k <= 6
+        _candidate(base, given, [f"nodes={k}", f"depth={k}", "top_k=1"], DraftSize(k, k)) for k in _LENGTHS if k <= 6
     ]
     return [([f"nodes={max(_NODES)}", f"depth={max(_DEPTHS)}"], trees), (["nodes=6", "depth=6", "top_k=1"], chains)]
 

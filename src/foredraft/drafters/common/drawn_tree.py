@@ -33,8 +33,9 @@ from foredraft.drafters.common.tree_ops import (
 
 @dataclass(frozen=True, slots=True)
 class TreeShape:
-    """The levels of a static tree, and the limits of a dynamic tree that takes no longer to draft."""
+    """A static tree with its levels, and the limits of a dynamic tree that takes no longer to draft."""
 
+    template: Template
     levels: tuple[Level, ...]
     limits: TreeLimits
 
@@ -42,7 +43,7 @@ class TreeShape:
     def of(cls, template: Template, device: torch.device) -> "TreeShape":
         levels = Level.all_of(template, device)
         widest = max(1, *(len(level.inner) for level in levels))
-        return cls(levels, TreeLimits(template.nodes, template.depth, widest))
+        return cls(template, levels, TreeLimits(template.nodes, template.depth, widest))
 
 
 class _Nodes(NamedTuple):

@@ -5,6 +5,7 @@ the low half; NAME.scales and NAME.minima, one for each group of 32 inputs. So t
 layout or the processor. Vectors are stored as they are.
 """
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -95,7 +96,7 @@ def saved_weights(folder: Path) -> SavedWeights | None:
         ModelError: the file is damaged, or of another version.
     """
     path = folder / FILE
-    if not path.is_file():
+    if not os.path.isfile(path):  # also False for a folder that may not be read, which whoever reads it next says
         return None
     try:
         file: Any = safe_open(path, "pt")
