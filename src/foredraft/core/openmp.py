@@ -4,7 +4,7 @@ import ctypes
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 
 import torch
@@ -26,29 +26,25 @@ def release_threads() -> None:
         pause(_PAUSE_HARD)
 
 
-@contextmanager
-def operators_in_one_thread() -> Iterator[None]:
+def operators_in_one_thread() -> AbstractContextManager[None]:
     """Inside, torch's operators of the calling thread run in it alone, and ``kernel_threads`` is torch's count outside.
 
     For steps whose time is in kernels with threads of their own: OpenMP's threads spin for milliseconds after each
     large operator, and take the cores from these.
     """
-    outer, before = getattr(_kernels, "count", None), torch.get_num_threads()
-    _kernels.count = outer or before
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-        _kernels.count = outer
+    return _threads(1, kernel_threads())
+
+
+def threads_of(count: int) -> AbstractContextManager[None]:
+    """Inside, operators and kernels that the calling thread runs have so many threads."""
+    return _threads(count, count)
 
 
 @contextmanager
-def threads_of(count: int) -> Iterator[None]:
-    """Inside, operators and kernels that the calling thread runs have so many threads."""
+def _threads(operators: int, kernels: int) -> Iterator[None]:
     outer, before = getattr(_kernels, "count", None), torch.get_num_threads()
-    _kernels.count = None
-    torch.set_num_threads(count)
+    _kernels.count = kernels
+    torch.set_num_threads(operators)
     try:
         yield
     finally:

@@ -28,9 +28,6 @@ from foredraft.engine.beam.speculative import BeamDrafter
 from foredraft.model.base import TargetModel
 from foredraft.model.replay import EAGER, Replay
 
-SIBLINGS = 4
-"""Guesses for each token of a chain, of which the best are kept; in sampled rows more, see ``dynamic_tree.GUESSES``."""
-
 
 @dataclass(frozen=True, slots=True)
 class Options(ChainOptions):
@@ -106,7 +103,7 @@ class DraftModel(RunnerDrafter[DraftRunner], BeamDrafter, Trainable):
         if self._windowed or plan.chain or plan.confidence or view.warp.greedy or view.draws:
             return self._runner.draft("chain", view, room, drafted_chain, ChainLimits.of(plan, depth, device))
         worth = 0.0 if recorded else plan.level_worth
-        limits = TreeLimits(depth, depth, 1, worth, reads=not recorded, children=min(depth, SIBLINGS))
+        limits = TreeLimits(depth, depth, 1, worth, reads=not recorded)
         return self._runner.draft("guesses", view, room, guessed_tree, plan.on(device), limits)
 
     def _tree(self, view: View, forwards: Forwards, allowed: Int[Tensor, "B"], limits: TreeLimits) -> Draft:

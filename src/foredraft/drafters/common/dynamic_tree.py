@@ -27,8 +27,8 @@ def frontier(scores: Float[Tensor, "B C"], count: int) -> tuple[Float[Tensor, "B
 
 
 class TreeLimits(NamedTuple):
-    """Limits of a dynamic tree; ``top_k`` nodes of a level are expanded, with ``children`` scored children each (0:
-    ``top_k``), in sampled rows at least ``GUESSES``.
+    """Limits of a dynamic tree; ``top_k`` nodes of a level are expanded, with ``top_k`` scored children each, and at
+    least ``GUESSES`` in sampled rows.
 
     ``level_worth``: see ``Plan``. ``reads``: values may be read where that is free; False for recordings.
     """
@@ -38,7 +38,6 @@ class TreeLimits(NamedTuple):
     top_k: int
     level_worth: float = 0.0
     reads: bool = True
-    children: int = 0
 
     @property
     def expanded(self) -> int:
@@ -70,7 +69,7 @@ def build_dynamic_tree(builder: TreeBuilder, allowed: Int[Tensor, "B"], limits: 
         allowed: the number of levels that each row may have.
     """
     roots, depth = builder.view.roots, min(limits.depth, limits.nodes)
-    children = max(limits.children or limits.top_k, 0 if builder.view.warp.greedy else GUESSES)
+    children = limits.top_k if builder.view.warp.greedy else max(limits.top_k, GUESSES)
     above = torch.zeros(len(builder.view.rows), 1, device=roots.device)  # scores of the frontier nodes
     numbers = torch.zeros_like(roots)[:, None]  # numbers of these nodes among the candidates
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
