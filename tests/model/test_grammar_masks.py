@@ -269,6 +269,30 @@ def test_a_grammar_needs_a_tokenizer_and_the_package(monkeypatch: pytest.MonkeyP
         GrammarCompiler(toy(LETTERS), PADDED)(Grammar.json())
 
 
+@pytest.mark.parametrize("grammar", [Grammar.regex("(ab|b?c){1,3}"), Grammar.choice(["abc", "bcb", "cab"])])
+def test_a_grammar_that_is_handed_over_allows_the_same(grammar: Grammar):
+    maker, reader = GrammarCompiler(toy(LETTERS), PADDED), GrammarCompiler(toy(LETTERS), PADDED)
+    made = maker(grammar)
+    assert made is not None
+    written = made.written()
+    assert written is not None
+    read = reader.read(grammar, written)
+    assert reader(grammar) is read, "it is not compiled again"
+    for seed in range(20):
+        source = random.Random(seed)
+        one, other = made.matcher((EOS,)), read.matcher((EOS,))
+        while not one.ended:
+            assert root(one) == root(other)
+            token = source.choice(sorted(root(one)))
+            assert one.advance([token]) == other.advance([token]) == 1
+        assert other.ended
+
+
+def test_a_large_grammar_is_not_written():
+    made = GrammarCompiler(toy(LETTERS), PADDED)(Grammar.regex("|".join(f"[ab]{{{size}}}" for size in range(1, 300))))
+    assert made is not None and made.written() is None
+
+
 def test_grammars_in_use_and_the_last_ones_are_kept():
     own = GrammarCompiler(toy(LETTERS), PADDED, cache_bytes=0)
     grammars = [Grammar.regex(f"[ab]{{{size}}}") for size in range(1, 5)]

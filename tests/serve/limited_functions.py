@@ -17,8 +17,8 @@ def lookup(state: dict[str, int], name: str) -> Any:
     return state[name]
 
 
-def priority(state: Any) -> tuple[int, int]:
-    return os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0)
+def priority(state: Any) -> int:
+    return os.getpriority(os.PRIO_PROCESS, 0)
 
 
 def refuse(state: Any) -> None:
@@ -28,6 +28,11 @@ def refuse(state: Any) -> None:
 def work(state: Any) -> None:
     while True:
         pass
+
+
+def write_and_work(state: Any, file: Path) -> None:
+    file.write_text(str(os.getpid()))
+    work(state)
 
 
 def allocate(state: Any, size: int) -> int:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -12,7 +12,7 @@ import servers
 
 from foredraft.core.sampling.grammar import Grammar
 from foredraft.serve import conversions
-from foredraft.serve.conversions import Apart, Conversions
+from foredraft.serve.conversions import _REST_SECONDS, _WORK_SECONDS, Apart, Conversions
 from foredraft.serve.convert import Converter
 from foredraft.serve.limited_calls import LimitedCalls, Limits
 from foredraft.serve.options import ServeOptions
@@ -84,7 +84,7 @@ def test_others_do_not_wait_for_a_long_compilation(tries: list[Any], pool: Threa
         assert server.post({"prompt": "abc"}, path="/tokenize").status_code == 200
         assert ask(server, {"choice": ["a", "b"]}).json()["choices"][0]["text"] in ("a", "b")
         assert not any(each.done() for each in long)
-        assert tries.count(Grammar.json_schema(_SCHEMA)) == 2  # once, with little time and with all of it
+        assert tries.count(Grammar.json_schema(_SCHEMA)) <= 3  # once a level, for all three of them
         server.service.draining = True
         server.server.should_exit = True
         for each in long:
@@ -92,48 +92,90 @@ def test_others_do_not_wait_for_a_long_compilation(tries: list[Any], pool: Threa
             assert answer.status_code == 503 and "about to stop" in answer.text
 
 
-@pytest.mark.parametrize("patience", [60.0, 1e-4])
-def test_long_grammars_take_turns_after_everything_else(monkeypatch: pytest.MonkeyPatch, patience: float):
-    """Where nothing is left for them they get a share."""
-    monkeypatch.setattr(conversions, "_FIRST_SECONDS", 0.004)
-    monkeypatch.setattr(conversions, "_PATIENCE", patience)
-    tried: list[tuple[float | None, bool]] = []
-    active = [0, 0]  # now, at most
-    run, here = LimitedCalls.run, Conversions._here
+TRIED = [Grammar.regex("|".join(f"[{letter}]{{{size}}}" for size in range(1, 300))) for letter in ("ab", "cd")]
+"""Each takes about 0.1 s, and is too large to be handed over."""
 
-    async def counted(method: Any, *args: Any, long: bool, **options: Any) -> Any:
-        active[0] += long
-        active[1] = max(active)
+
+def compiled_by(conversions: Callable[[], Conversions], grammars: list[Grammar]) -> list[Any]:
+    """The grammars, compiled at once."""
+
+    async def all_of_them() -> list[Any]:
+        made = conversions()
         try:
-            return await method(*args, **options)
-        finally:
-            active[0] -= long
-
-    async def trying(self: LimitedCalls, function: Any, grammar: Any, limits: Limits) -> Any:
-        tried.append((limits.seconds, limits.last))
-        return await counted(run, self, function, grammar, limits=limits, long=limits.seconds == 10.0)
-
-    async def compiling(self: Conversions, thread: Any, grammar: Any) -> Any:
-        assert thread is self._long_compiler
-        return await counted(here, self, thread, grammar, long=True)
-
-    monkeypatch.setattr(LimitedCalls, "run", trying)
-    monkeypatch.setattr(Conversions, "_here", compiling)
-    generator = servers.generator()
-
-    async def both() -> None:
-        options = ServeOptions(grammar_seconds=10.0)
-        made = Conversions(converter_for(generator, 7), generator.engine.compile_grammar, options)
-        try:
-            texts = ["|".join(f"[{letter}]{{{size}}}" for size in range(1, 300)) for letter in ("ab", "cd")]
-            await asyncio.gather(*(made.compiled(Grammar.regex(text)) for text in texts))
+            return await asyncio.gather(*map(made.compiled, grammars))
         finally:
             made.close()
 
-    asyncio.run(both())
-    assert active == [0, 1]
-    each = [(0.004, False), (10.0, True)] + [(10.0, False)] * (patience < 1)
-    assert sorted(tried) == sorted(each * 2)
+    return asyncio.run(all_of_them())
+
+
+def made_conversions(busy: Callable[[], bool] = lambda: False) -> Conversions:
+    generator = servers.generator()
+    options = ServeOptions(grammar_seconds=10.0)
+    return Conversions(converter_for(generator, 7), generator.engine.compile_grammar, options, busy)
+
+
+def test_long_grammars_take_turns_of_their_own(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(conversions, "_FIRST_SECONDS", (0.002, 0.004))
+    tried: list[float] = []
+    active = {0.002: [0, 0], 0.004: [0, 0], 10.0: [0, 0]}  # now, at most
+    run = LimitedCalls.run
+
+    async def trying(self: LimitedCalls, function: Any, grammar: Any, limits: Limits) -> Any:
+        assert limits.pausable and limits.seconds is not None
+        tried.append(limits.seconds)
+        level = active[limits.seconds]
+        level[0] += 1
+        level[1] = max(level)
+        try:
+            return await run(self, function, grammar, limits=limits)
+        finally:
+            level[0] -= 1
+
+    monkeypatch.setattr(LimitedCalls, "run", trying)
+    compiled_by(made_conversions, TRIED)
+    assert active == {seconds: [0, 1] for seconds in active}
+    assert sorted(tried) == [0.002, 0.002, 0.004, 0.004, 10.0, 10.0]
+
+
+def test_small_grammars_are_handed_over_and_large_ones_compiled_again(monkeypatch: pytest.MonkeyPatch):
+    small = Grammar.regex("[ab]{40}")
+    again: list[Grammar] = []
+    here = Conversions._here
+
+    async def compiling(self: Conversions, thread: Any, grammar: Grammar) -> Any:
+        again.append(grammar)
+        return await here(self, thread, grammar)
+
+    monkeypatch.setattr(Conversions, "_here", compiling)
+    found = compiled_by(made_conversions, [small, TRIED[0]])
+    assert again == [TRIED[0]] and None not in found
+
+
+def test_grammars_rest_while_requests_run_and_go_on_when_none_run(
+    monkeypatch: pytest.MonkeyPatch, tries: list[Any], pool: ThreadPoolExecutor
+):
+    told: list[str] = []
+
+    def recorded(name: str) -> None:
+        method = getattr(LimitedCalls, name)
+        monkeypatch.setattr(LimitedCalls, name, lambda self: told.append(name) or method(self))
+
+    recorded("pause")
+    recorded("resume")
+    with servers.served(servers.generator(), grammar_seconds=60.0, request_timeout=30.0) as server:
+        asked = trying(server, pool, tries)
+        time.sleep(5 * (_WORK_SECONDS + _REST_SECONDS))
+        assert not told
+        while "pause" not in told:
+            assert server.post({"prompt": "abc", "max_tokens": 200, "ignore_eos": True}).status_code == 200
+        servers.until(lambda: server.service.idle and told[-1] == "resume")
+        count = len(told)
+        time.sleep(5 * (_WORK_SECONDS + _REST_SECONDS))
+        assert told == ["pause", "resume"] * (count // 2) and not asked.done()
+        server.service.draining = True
+        server.server.should_exit = True
+        assert asked.result().status_code == 503
 
 
 def test_a_compilation_ends_with_its_request(pool: ThreadPoolExecutor):
@@ -159,7 +201,7 @@ def test_long_bodies_are_converted_alike_in_a_process():
     wrong = ChatRequest(messages=chat, chat_template_kwargs={"tokenize": True})
 
     async def both() -> None:
-        conversions = Conversions(converter, generator.engine.compile_grammar, ServeOptions())
+        conversions = Conversions(converter, generator.engine.compile_grammar, ServeOptions(), busy=lambda: False)
         try:
             short, long = [await conversions.convert(Converter.chat, body, size) for size in (100, 10**6)]
             assert short == long

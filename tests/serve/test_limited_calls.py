@@ -41,6 +41,18 @@ async def resting(file: Path) -> int:
     return int(file.read_text())
 
 
+def state(process: int) -> str:
+    """R: it runs; T: it is stopped."""
+    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+async def become(process: int, wanted: str) -> None:
+    deadline = time.monotonic() + 20
+    while state(process) != wanted:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+
+
 async def gone(process: int) -> None:
     deadline = time.monotonic() + 20
     while alive(process):
@@ -80,11 +92,38 @@ def test_limits_and_crashes_end_one_call_only():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="priorities of Linux")
-def test_calls_give_way_to_the_steps_and_last_ones_to_everything():
+def test_calls_give_way_to_the_steps():
     async def check(calls: LimitedCalls) -> None:
-        own = os.sched_getscheduler(0)
-        assert (await calls.run(limited_functions.priority)).value == (10, own)
-        assert (await calls.run(limited_functions.priority, limits=Limits(last=True))).value == (19, os.SCHED_IDLE)
+        own = os.getpriority(os.PRIO_PROCESS, 0)
+        assert (await calls.run(limited_functions.priority)).value == 10
+        assert (await calls.run(limited_functions.priority, limits=Limits(pausable=True))).value == own
+
+    run(check)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads states of processes from Linux")
+def test_paused_calls_rest_until_they_are_resumed(tmp_path: Path):
+    async def check(calls: LimitedCalls) -> None:
+        limits = [Limits(1, pausable=True), Limits(1), Limits(1, pausable=True)]
+        files = [tmp_path / str(number) for number in range(len(limits))]
+        asked = [
+            asyncio.ensure_future(calls.run(limited_functions.write_and_work, file, limits=limit))
+            for file, limit in zip(files, limits, strict=True)
+        ]
+        first, other, last = [await resting(file) for file in files]
+        calls.pause()
+        await become(first, "T")
+        await become(last, "T")
+        assert state(other) != "T"
+        calls.resume()
+        await become(first, "R")
+        calls.pause()
+        asked[2].cancel()  # a paused call ends, too
+        await gone(last)
+        calls.resume()
+        for each in asked[:2]:
+            with pytest.raises(TookTooLong):
+                await each
 
     run(check)
 

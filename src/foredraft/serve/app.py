@@ -71,7 +71,9 @@ class Api:
     def __init__(self, generator: Generator, names: Seq[str], options: ServeOptions) -> None:
         self.service = Service(generator, options)
         converter = converter_for(generator, options.default_max_tokens, tool_prompt=options.tool_prompt)
-        self.conversions = Conversions(converter, generator.engine.compile_grammar, options)
+        self.conversions = Conversions(
+            converter, generator.engine.compile_grammar, options, busy=lambda: not self.service.idle
+        )
         self._names = tuple(names)
         self._options = options
         self._created = int(time.time())

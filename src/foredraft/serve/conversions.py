@@ -1,9 +1,9 @@
 """Who converts what where, so that no request waits for the work of another.
 
 Short bodies take milliseconds: a thread converts them. Long ones are converted in processes, and answers with many
-log-probabilities are written there. Grammars are first
-compiled in a process, within limits of time and memory; only those that kept to them are compiled in the server, whose
-native code cannot be interrupted. (Compiled grammars cannot be handed over: written out, one of 0.8 MB takes 15 MB.)
+log-probabilities are written there. Grammars are compiled in a process, within limits of time and memory. Those that
+kept to them are handed over if they are small; the others, which compile quickly for their size, are compiled again in
+the server, whose native code cannot be interrupted.
 """
 
 import asyncio
@@ -12,10 +12,10 @@ import hashlib
 import pickle
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Sequence as Seq
+from collections.abc import AsyncIterator, Callable, Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from foredraft.core.errors import OptionError
@@ -34,10 +34,10 @@ _SHORT_BYTES = 32 * 1024
 """Bodies that the thread converts, in at most 25 ms on a slow core."""
 _SHORT_VALUES = 2000
 """Tokens with log-probabilities that the event loop renders, in about 25 ms."""
-_FIRST_SECONDS = 0.25
-"""Of a grammar's first try. Those that need more take turns; the others do not wait for them."""
-_PATIENCE = 2.0
-"""Times the CPU time of a grammar that a long one waits for cores that nothing else wants; then it gets a share."""
+_FIRST_SECONDS = (0.1, 1.0)
+"""CPU time of a grammar's first tries. One that needs more begins again, and waits only for others that do."""
+_WORK_SECONDS, _REST_SECONDS = 0.02, 0.08
+"""Grammars are tried a fifth of the time while requests run, so these lose at most a fifth of theirs."""
 _REFUSED = 1024
 """Grammars over the limits that are remembered."""
 T = TypeVar("T")
@@ -61,9 +61,11 @@ class Apart:
         renderer.tokenizer = self.converter.given
         return renderer.whole([pickle.loads(each) for each in results]).json_text()
 
-    def try_grammar(self, grammar: Grammar) -> None:
-        """Compile a grammar; it stays here."""
-        self.compiler(grammar)
+    def try_grammar(self, grammar: Grammar) -> str | None:
+        """Compile a grammar; None if it is too large to be handed over."""
+        compiled = self.compiler(grammar)
+        assert compiled is not None
+        return compiled.written()
 
 
 @dataclass
@@ -74,26 +76,38 @@ class _Flight:
     waiting: int = 0
 
 
+class _Level:
+    """Grammars that take up to ``seconds`` of CPU time, one at a time."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.turns = Turns()
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="foredraft-grammar", initializer=_thread_gives_way)
+
+
 class Conversions:
     """Conversions for one server. All methods are called by one event loop, and end when they are cancelled.
 
     Args:
         compiler: of the engine, which finds there what has been compiled here.
+        busy: whether requests run, which grammars then give way to.
     """
 
-    def __init__(self, converter: Converter, compiler: GrammarCompiler, options: ServeOptions) -> None:
+    def __init__(
+        self, converter: Converter, compiler: GrammarCompiler, options: ServeOptions, busy: Callable[[], bool]
+    ) -> None:
         self._converter = converter
+        self._busy = busy
         self._compiler = compiler
         compiler.delay_seconds = options.grammar_delay_seconds
         self._options = options
         self._calls = LimitedCalls(functools.partial(Apart, converter))
         self._long, self._answers = Turns(), Turns()
-        self._first_tries, self._long_grammars = Turns(), Turns()
+        most = options.grammar_seconds
+        self._levels = [_Level(each) for each in (*(first for first in _FIRST_SECONDS if first < most), most)]
+        self._trying = 0  # grammars, in processes
+        self._pacing: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="foredraft-convert")
-        self._short_compiler, self._long_compiler = [
-            ThreadPoolExecutor(1, thread_name_prefix=f"foredraft-grammar-{kind}", initializer=_thread_gives_way)
-            for kind in ("short", "long")
-        ]
         self._flights: dict[Grammar, _Flight] = {}
         self._refused: OrderedDict[bytes, str] = OrderedDict()
 
@@ -164,23 +178,42 @@ class Conversions:
         Raises:
             TookTooLong, Failed: it is over a limit.
         """
-        most, memory = self._options.grammar_seconds, self._options.grammar_memory_bytes
-        first = Limits(min(most, _FIRST_SECONDS), memory)
+        for level in self._levels:
+            limits = Limits(level.seconds, self._options.grammar_memory_bytes, pausable=True)
+            async with level.turns.turn(len(grammar.text)):
+                try:
+                    async with self._paced():
+                        written = (await self._calls.run(Apart.try_grammar, grammar, limits=limits)).value
+                except TookTooLong:
+                    continue
+                if written is not None:
+                    return await self.in_thread(self._compiler.read, grammar, written)
+                return await self._here(level.thread, grammar)
+        raise TookTooLong
+
+    @asynccontextmanager
+    async def _paced(self) -> AsyncIterator[None]:
+        """Inside, a call that can be paused gives way to requests."""
+        if not self._trying:
+            self._pacing = asyncio.ensure_future(self._pace())
+        self._trying += 1
         try:
-            async with self._first_tries.turn(len(grammar.text)):
-                await self._calls.run(Apart.try_grammar, grammar, limits=first)
-        except TookTooLong:
-            if most <= _FIRST_SECONDS:
-                raise
-        else:
-            return await self._here(self._short_compiler, grammar)
-        async with self._long_grammars.turn(len(grammar.text)):
-            limits = Limits(most, memory, last=True)
-            try:
-                await asyncio.wait_for(self._calls.run(Apart.try_grammar, grammar, limits=limits), _PATIENCE * most)
-            except asyncio.TimeoutError:  # too little was left for it
-                await self._calls.run(Apart.try_grammar, grammar, limits=replace(limits, last=False))
-            return await self._here(self._long_compiler, grammar)
+            yield
+        finally:
+            self._trying -= 1
+            if not self._trying and self._pacing is not None:
+                self._pacing.cancel()
+
+    async def _pace(self) -> None:
+        """Let calls that can be paused rest for a part of the time while requests run."""
+        while True:
+            await asyncio.sleep(_WORK_SECONDS)
+            if self._busy():
+                self._calls.pause()
+                try:
+                    await asyncio.sleep(_REST_SECONDS)
+                finally:
+                    self._calls.resume()
 
     async def _here(self, thread: ThreadPoolExecutor, grammar: Grammar) -> CompiledGrammar:
         """Compile a grammar in the server. Cancelling waits for the end, so that the turn is held as long."""
@@ -207,7 +240,7 @@ class Conversions:
     def close(self) -> None:
         """End all conversions."""
         self._calls.close()
-        for pool in (self._thread, self._short_compiler, self._long_compiler):
+        for pool in (self._thread, *(level.thread for level in self._levels)):
             pool.shutdown(wait=False, cancel_futures=True)
 
 

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from foredraft.serve.limited_calls import ENDED, Limits
+from foredraft.serve.limited_calls import ENDED, PAUSABLE_CALL, PAUSE, RESUME, Limits
 from foredraft.serve.priority import give_way
 
 _CLOSED = select.POLLHUP | select.POLLERR | select.POLLNVAL
@@ -40,6 +40,7 @@ class _ForkServer:
         self._control = control
         self._made = made
         self._children: dict[int, socket.socket] = {}  # connections, by process
+        self._pausable: set[int] = set()  # of the children
         self._woken, waker = socket.socketpair()
         for each in (self._woken, waker):
             each.setblocking(False)
@@ -58,7 +59,7 @@ class _ForkServer:
                 poll.register(file, 0)  # only that the other end is closed
             for file, event in poll.poll():
                 if file == self._control.fileno():
-                    if not self._accept():
+                    if not self._obey():
                         return
                 elif file == self._woken.fileno():
                     self._woken.recv(4096)
@@ -68,19 +69,29 @@ class _ForkServer:
                     del self._children[owners[file]]
             self._reap()
 
-    def _accept(self) -> bool:
-        """Start the child of a new call; False if there will be none."""
+    def _obey(self) -> bool:
+        """Do what the server says; False if it has closed the socket."""
         received, files, _, _ = socket.recv_fds(self._control, 1, 1)
         if not received:
+            signal.set_wakeup_fd(-1)
             for child in self._children:
                 os.kill(child, signal.SIGKILL)
             return False
-        connection = socket.socket(fileno=files[0])
+        if received in (PAUSE, RESUME):
+            for child in self._pausable & self._children.keys():
+                os.kill(child, signal.SIGSTOP if received == PAUSE else signal.SIGCONT)
+        else:
+            self._start(socket.socket(fileno=files[0]), pausable=received == PAUSABLE_CALL)
+        return True
+
+    def _start(self, connection: socket.socket, *, pausable: bool) -> None:
+        """Start the child of a new call."""
         child = os.fork()
         if child == 0:
             self._answer(connection)
         self._children[child] = connection
-        return True
+        if pausable:
+            self._pausable.add(child)
 
     def _answer(self, connection: socket.socket) -> None:
         """Run a call, as the child, and end the process."""
@@ -107,6 +118,7 @@ class _ForkServer:
                 child, status, used = os.wait4(-1, os.WNOHANG)
                 if child == 0:
                     return
+                self._pausable.discard(child)
                 if child in self._children:
                     with self._children.pop(child) as connection, suppress(OSError):
                         connection.sendall(ENDED.pack(status, used.ru_utime + used.ru_stime))
@@ -130,7 +142,8 @@ def _call(connection: socket.socket, made: Any) -> None:
 
 def _limit(limits: Limits) -> None:
     """Limit this process."""
-    give_way(last=limits.last)
+    if not limits.pausable:
+        give_way()
     if limits.seconds is not None:
         signal.setitimer(signal.ITIMER_PROF, limits.seconds)  # SIGPROF ends the process
     if limits.memory_bytes is not None and sys.platform == "linux":

@@ -13,11 +13,14 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 ENDED = struct.Struct("<id")
 """How a child ended: its status as ``os.waitpid`` has it, and the seconds of CPU time that it took."""
+CALL, PAUSABLE_CALL, PAUSE, RESUME = b"c", b"p", b"s", b"r"
+"""What the fork server is told; calls come with their connection."""
 _STOP_SECONDS = 5.0
 
 
@@ -25,12 +28,12 @@ _STOP_SECONDS = 5.0
 class Limits:
     """Limits of a call: CPU time, and on Linux memory beyond that of an idle child; None: no limit.
 
-    ``last``: it runs after everything else, see ``give_way``.
+    ``pausable``: it rests while calls are paused, see ``LimitedCalls.pause``, and has the usual priority.
     """
 
     seconds: float | None = None
     memory_bytes: int | None = None
-    last: bool = False
+    pausable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,18 +75,38 @@ class LimitedCalls:
             Exception: what the function raised.
         """
         call = pickle.dumps((function, args, limits))
+        kind = PAUSABLE_CALL if limits.pausable else CALL
         try:
-            return await self._run(call)
+            return await self._run(kind, call)
         except _Lost:  # somebody has killed it; start another
-            return await self._run(call)
+            return await self._run(kind, call)
 
-    async def _run(self, call: bytes) -> Returned:
+    def pause(self) -> None:
+        """Stop the pausable calls that run now; their CPU time stands still."""
+        self._tell(PAUSE)
+
+    def resume(self) -> None:
+        """Let paused calls go on."""
+        self._tell(RESUME)
+
+    def _tell(self, message: bytes) -> None:
+        if (server := self._server) is not None:
+            with suppress(OSError):  # it has ended, and its calls with it
+                server.control.send(message)
+
+    @property
+    def _server(self) -> "_Server | None":
+        """The fork server, once it has started."""
+        started = self._started
+        return started.result() if started and started.done() and started.exception() is None else None
+
+    async def _run(self, kind: bytes, call: bytes) -> Returned:
         if self._started is None:
             self._started = asyncio.get_running_loop().run_in_executor(None, _Server.start, self._make)
         started = self._started
         try:
             server = await asyncio.shield(started)
-            answer = await server.answer(call)
+            answer = await server.answer(kind, call)
         except (OSError, _Lost):
             if self._started is started:
                 self.close()
@@ -92,8 +115,8 @@ class LimitedCalls:
 
     def close(self) -> None:
         """End the fork server and all calls."""
-        if self._started is not None and self._started.done() and self._started.exception() is None:
-            self._started.result().close()
+        if (server := self._server) is not None:
+            server.close()
         self._started = None
 
 
@@ -120,13 +143,13 @@ class _Server:
         control.sendall(struct.pack("<Q", len(made)) + made)
         return cls(process, control)
 
-    async def answer(self, call: bytes) -> bytes:
+    async def answer(self, kind: bytes, call: bytes) -> bytes:
         """The answer to a call, and how its process has ended. Raises ``OSError`` or ``_Lost``: the server has."""
         ours, theirs = socket.socketpair()
         with theirs:
             reader, writer = await asyncio.open_connection(sock=ours)
             try:
-                socket.send_fds(self.control, [b"c"], [theirs.fileno()])
+                socket.send_fds(self.control, [kind], [theirs.fileno()])
                 theirs.close()
                 writer.write(call)
                 writer.write_eof()
