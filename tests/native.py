@@ -4,7 +4,6 @@ import functools
 from typing import Any
 
 import pytest
-import torch
 from transformers import PreTrainedModel
 
 from foredraft.model.native.build import compiler
@@ -16,12 +15,12 @@ from tiny import build
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="needs a C compiler")
 
 
-def on_native(model: PreTrainedModel, weights: str, kv_dtype: torch.dtype = torch.float16) -> NativeLM:
+def on_native(model: PreTrainedModel, weights: str, kv_cache_dtype: str = "float16") -> NativeLM:
     """A model on the engine; weights may be float32, too."""
-    return NativeLM(pack_decoder(model, source_of(model), PRECISIONS[weights]), model, kv_dtype=kv_dtype)
+    return NativeLM(pack_decoder(model, source_of(model), PRECISIONS[weights]), model, kv_cache_dtype=kv_cache_dtype)
 
 
 @functools.cache
-def native(name: str = "llama", weights: str = "int4", **changes: Any) -> NativeLM:
+def native(name: str = "llama", weights: str = "int4", kv_cache_dtype: str = "float16", **changes: Any) -> NativeLM:
     """A tiny model on the engine; see ``tiny.build``."""
-    return on_native(build(name, **changes), weights)
+    return on_native(build(name, **changes), weights, kv_cache_dtype)

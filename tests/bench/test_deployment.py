@@ -28,7 +28,7 @@ def found(measured: dict[str, float], off_from: int | None = 64, points: tuple[B
 
 
 def wanted(device: str = "cuda", batches: tuple[int, ...] = (1, 8, 64)) -> Deployment:
-    return Deployment("my/model", device, batches, "tuned.json")
+    return Deployment("my/model", device, batches, "tuned.json", "--model my/model")
 
 
 CASES = {

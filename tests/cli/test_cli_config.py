@@ -23,6 +23,7 @@ served-model-name: [big, "7"]
 api-key: 1234           # one of a list, and a number as it would be typed
 model-option: revision=v2
 weights: int4
+kv_cache_dtype: int8
 replicas: 2
 """
 TOML = """\
@@ -35,6 +36,7 @@ served-model-name = ["big", "7"]
 api-key = 1234
 model-option = "revision=v2"
 weights = "int4"
+kv_cache_dtype = "int8"
 replicas = 2
 """
 Asked = tuple[ModelChoice, ServeOptions, ScaleOptions]
@@ -59,7 +61,9 @@ def asked(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 @pytest.mark.parametrize(("name", "text"), [("serve.yaml", YAML), ("serve.toml", TOML), ("serve.conf", YAML)])
 def test_a_file_says_what_the_command_line_says(asked: Any, name: str, text: str):
     choice, server, scale = asked(text, name=name)
-    assert choice == ModelChoice(model="org/some-model", model_option=("revision=v2",), weights="int4")
+    assert choice == ModelChoice(
+        model="org/some-model", model_option=("revision=v2",), weights="int4", kv_cache_dtype="int8"
+    )
     assert server == ServeOptions(
         prefix_cache=False, max_queue=7, request_timeout=30.0, served_model_name=("big", "7"), api_key=("1234",)
     )

@@ -49,12 +49,27 @@ def test_bench(run: Run, prompts: Path, tmp_path: Path, int4: list[int]):
     assert "weights" in run(*arguments).refusal, "a file is of one precision"
 
 
+def test_keys_and_values_in_8_bits(run: Run):
+    small = ("-m", "sample", "--weights", "int4", "--max-new-tokens", "8", "--json")
+    expected = foredraft.load("sample", "none", weights="int4", kv_cache_dtype="int8")
+    tokens = expected.generate(PROMPT, max_new_tokens=8).tokens
+    said = run("generate", *small, "--kv-cache-dtype", "int8", "-d", "prompt_lookup", PROMPT)
+    assert json.loads(said.out)["tokens"] == tokens
+    bits = ("check", "-m", "sample", "--weights", "int4", "-d", "prompt_lookup", "--bits", "--output-tokens", "4")
+    found = json.loads(run(*bits, "--count", "1", "--kv-cache-dtype", "int8", "--json").out)
+    assert found["lossless"] and found["kv_cache_dtype"] == "int8" and found["positions"] > 100
+    assert "Known: float16, int8" in run("generate", *small, "--kv-cache-dtype", "int4", PROMPT).refusal
+
+
 def test_tune(run: Run, prompts: Path, tmp_path: Path):
     small = ("--max-new-tokens", "8", "--verify", "1", "--batch-size", "1", "--count", "1")
     out = tmp_path / "tuned.json"
-    ended = run("tune", "-d", "prompt_lookup", "--prompts", prompts, *small, "--weights", "int4", "--out", out)
+    stored = ("--weights", "int4", "--kv-cache-dtype", "int8")
+    ended = run("tune", "-d", "prompt_lookup", "--prompts", prompts, *small, *stored, "--out", out)
     assert ended.status == 0 and ended.err == "", ended.err
-    assert "foredraft generate --model sample --weights int4 --drafter" in " ".join(ended.out.split())
+    assert "foredraft generate --model sample --weights int4 --kv-cache-dtype int8 --drafter" in " ".join(
+        ended.out.split()
+    )
 
 
 def test_skip_and_layer_skip(run: Run, prompts: Path, tmp_path: Path, int4: list[int]):

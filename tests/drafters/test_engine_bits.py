@@ -21,6 +21,7 @@ from native import needs_compiler, on_native
 
 pytestmark = needs_compiler
 WEIGHTS = pytest.mark.parametrize("weights", ["int4", "int8"])
+KV_CACHE_DTYPES = {"int4": "float16", "int8": "int8"}
 PARTIAL = {name for name in contract.VARIANTS if name.split()[-1] in ("h2o", "triforce") or "partial" in name}
 """They read a part of the target's KV cache."""
 NEW = 8
@@ -28,14 +29,15 @@ NEW = 8
 
 @functools.cache
 def target(weights: str) -> NativeLM:
-    return on_native(tiny.build("llama"), weights)
+    return on_native(tiny.build("llama"), weights, KV_CACHE_DTYPES[weights])
 
 
 @functools.cache
 def models(weights: str) -> dict[str, NativeLM]:
     """Draft models in the precision of the target; see ``test_contract``."""
     near, far, slim = contract.near(), contract.far(), contract.slim(tiny.VOCAB)
-    return {name: on_native(each.model, weights) for name, each in (("draft", near), ("other", far), ("slim", slim))}
+    given = {"draft": near, "other": far, "slim": slim}
+    return {name: on_native(each.model, weights, KV_CACHE_DTYPES[weights]) for name, each in given.items()}
 
 
 @functools.cache

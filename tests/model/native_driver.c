@@ -94,7 +94,7 @@ static Random random_model(int64_t dim, int64_t share, int32_t bits, int32_t zer
         .head_norm = odd ? EACH_HEAD : NO_HEAD_NORM, .kv = kv, .eps = 1e-5f, .embedding_scale = 4.0f, .residual_scale = 1.0f,
         .attention_scale = 1.0f / sqrtf((float)dim), .attention_cap = odd ? 3.0f : 0.0f, .logit_scale = odd ? 2.0f : 1.0f,
         .logit_cap = odd ? 5.0f : 0.0f};
-    Random made = {m, calloc(2, sizeof(Layer)), uniforms(256, 1.0f), NULL, 128};
+    Random made = {m, calloc(2, sizeof(Layer)), uniforms(256, 1.0f), NULL, 192};
     int64_t heads = made.model.heads = 2 * share;
     made.rotary = uniforms(made.positions * m.rotary_dim, 1.0f);
     for (int i = 0; i < 2; i++) {
@@ -122,7 +122,7 @@ static void free_model(Random *made) {
     free(made->layers), free(made->ones), free(made->rotary);
 }
 
-#define SLOTS 96
+#define SLOTS 192
 #define ROWS 3
 
 typedef struct {
@@ -131,8 +131,7 @@ typedef struct {
 } Cache;
 
 static Cache new_cache(const Model *m) {
-    int64_t width = (m->head_dim + TILE - 1) / TILE * TILE;
-    Cache cache = {.bytes = (size_t)(ROWS * m->kv_heads * SLOTS * width) * (m->kv == KV_F16 ? 2 : 4)};
+    Cache cache = {.bytes = (size_t)(ROWS * m->kv_heads * SLOTS * fd_state_bytes(m->kv, m->head_dim))};
     for (int i = 0; i < 2; i++) cache.layers[i] = (LayerCache){malloc(cache.bytes), malloc(cache.bytes)};
     for (int i = 0; i < 2; i++) memset(cache.layers[i].keys, 0x7b, cache.bytes), memset(cache.layers[i].values, 0x7b, cache.bytes);
     return cache;
@@ -173,12 +172,12 @@ static int same(const Random *made, const float *a, const float *b) {
     return !memcmp(a, b, (size_t)made->model.vocabulary * 4);
 }
 
-#define TEXT 40
+#define TEXT 140
 #define NODES 11
 
 static void check_model_bits(const Random *made, Engine *engine) {
     int64_t stride = (made->model.vocabulary + TILE - 1) / TILE * TILE, zero = 0;
-    int64_t text[TEXT], tokens[ROWS * NODES], parents[ROWS * NODES], bases[ROWS] = {7, 20, 29};
+    int64_t text[TEXT], tokens[ROWS * NODES], parents[ROWS * NODES], bases[ROWS] = {7, 66, 131};
     float *plain = malloc((size_t)(TEXT * stride) * 4), *found = malloc((size_t)(ROWS * TEXT * stride) * 4);
     float *path_logits = malloc((size_t)stride * 4);
     for (int i = 0; i < TEXT; i++) text[i] = below(made->model.vocabulary);
@@ -191,8 +190,7 @@ static void check_model_bits(const Random *made, Engine *engine) {
     for (int64_t b = 0; b < ROWS; b++) /* the beginnings of the text, and a tree behind each */
         for (int64_t i = 0; i < bases[b]; i++) {
             Cache line = cache;
-            int64_t width = (made->model.head_dim + TILE - 1) / TILE * TILE;
-            size_t row = (size_t)(made->model.kv_heads * SLOTS * width) * (made->model.kv == KV_F16 ? 2 : 4);
+            size_t row = cache.bytes / ROWS;
             for (int k = 0; k < 2; k++) {
                 line.layers[k].keys = (uint8_t *)cache.layers[k].keys + (size_t)(ROWS - 1 - b) * row;
                 line.layers[k].values = (uint8_t *)cache.layers[k].values + (size_t)(ROWS - 1 - b) * row;
@@ -205,13 +203,14 @@ static void check_model_bits(const Random *made, Engine *engine) {
     }
     forward(engine, made, &cache, ROWS, NODES, bases, tokens, parents, found, 2);
     Cache own = new_cache(&made->model);
-    for (int64_t b = 0; b < ROWS; b++)
+    for (int64_t i = 0; i < TEXT; i++) forward(engine, made, &own, 1, 1, &i, text + i, NULL, path_logits, 1);
+    for (int64_t b = ROWS - 1; b >= 0; b--) /* from the longest text on, so that each finds its own in the cache */
         for (int64_t n = 0; n < NODES; n++) {
             int64_t path[NODES], depth = 0;
             for (int64_t up = n; up >= 0; up = parents[b * NODES + up]) path[depth++] = tokens[b * NODES + up];
-            for (int64_t i = 0; i < bases[b] + depth; i++) {
-                int64_t token = i < bases[b] ? text[i] : path[depth - 1 - (i - bases[b])];
-                forward(engine, made, &own, 1, 1, &i, &token, NULL, path_logits, 1);
+            for (int64_t i = 0; i < depth; i++) {
+                int64_t place = bases[b] + i;
+                forward(engine, made, &own, 1, 1, &place, &path[depth - 1 - i], NULL, path_logits, 1);
             }
             CHECK(same(made, found + (b * NODES + n) * stride, path_logits));
         }
@@ -255,6 +254,9 @@ static void check_refusals(const Random *made, Engine *engine) {
     CHECK(fd_forward(engine, &other.model, &step, 1) == BAD_SHAPE);
     other = *made, other.model.kv_heads = 3;
     CHECK(fd_forward(engine, &other.model, &step, 1) == BAD_SHAPE);
+    other = *made, other.model.kv = 3;
+    CHECK(fd_forward(engine, &other.model, &step, 1) == BAD_SHAPE);
+    CHECK(fd_state_bytes(KV_I8, 0) == -1 && fd_state_bytes(3, 64) == -1 && fd_state_bytes(KV_I8, 64) == 68);
     free_cache(&cache);
 }
 
@@ -294,6 +296,22 @@ static void check_codes(void) {
     CHECK(fd_matrix_bytes(-1, 32, 4, 8) == -1 && fd_matrix_bytes(1, (int64_t)1 << 40, 4, 8) == -1);
 }
 
+/* Codes of several blocks, the last one not full, and an odd number of groups; packed again they are the same bytes. */
+static void check_unpacking(int32_t bits, int32_t zero) {
+    int64_t outputs = 37, inputs = 96, groups = 3, size = fd_matrix_bytes(outputs, inputs, bits, zero);
+    Matrix m = random_matrix(outputs, inputs, bits, zero, 0);
+    uint8_t *codes = malloc((size_t)(outputs * inputs)), *again = aligned_alloc(64, (size_t)(size + 63) / 64 * 64);
+    uint16_t *scales = malloc((size_t)(outputs * groups) * 2), *minima = zero == MINIMA ? malloc((size_t)(outputs * groups) * 2) : NULL;
+    CHECK(fd_unpack_codes(&m, codes, scales, minima) == OK);
+    CHECK(fd_pack_codes(codes, scales, minima, outputs, inputs, bits, zero, again) == OK);
+    CHECK(!memcmp(again, m.data, (size_t)size));
+    m.bits = 32;
+    CHECK(fd_unpack_codes(&m, codes, scales, minima) == BAD_SHAPE);
+    m.bits = bits, m.inputs = 95;
+    CHECK(fd_unpack_codes(&m, codes, scales, minima) == BAD_SHAPE);
+    free_matrix(&m), free(codes), free(again), free(scales), free(minima);
+}
+
 static void check_races(void) {
     int64_t bits[3] = {0, -1, 0x123456789abcdef}, count = 2 * 256 + 3;
     float *times = malloc((size_t)(3 * count) * 4), *one = malloc((size_t)count * 4);
@@ -318,7 +336,9 @@ int main(void) {
         for (int64_t rows = 1; rows <= 19; rows += 1 + rows / 4) check_product(33 + rows, 31 + 5 * rows, rows, kinds[kind][0], kinds[kind][1]);
         check_product(64, 64, 70, kinds[kind][0], kinds[kind][1]);
         for (int odd = 0; odd < 2; odd++) {
-            Random made = random_model(odd ? 20 : 16, odd ? 5 : 3, kinds[kind][0], kinds[kind][1], odd ? KV_F32 : KV_F16, odd);
+            const int32_t states[] = {KV_F16, KV_F32, KV_I8};
+            int64_t dim = (odd ? (int64_t[]){20, 40, 72, 20, 24} : (int64_t[]){64, 16, 96, 32, 16})[kind];
+            Random made = random_model(dim, odd ? (kind == 4 ? 27 : 5) : 3, kinds[kind][0], kinds[kind][1], states[(kind + odd) % 3], odd);
             Engine *engine = fd_engine_new();
             check_model_bits(&made, engine);
             check_skips(&made, engine);
@@ -328,6 +348,7 @@ int main(void) {
         }
     }
     check_codes();
+    for (int kind = 0; kind < 4; kind++) check_unpacking(kinds[kind][0], kinds[kind][1]);
     check_races();
     printf("%s\n", fd_isa());
     return 0;

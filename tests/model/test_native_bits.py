@@ -19,6 +19,7 @@ pytestmark = needs_compiler
 
 WIDE = {"hidden_size": 96, "intermediate_size": 160, "num_attention_heads": 6, "head_dim": 24, "vocab_size": 203}
 """Sizes that are no multiples of vectors, tiles and groups."""
+KV_CACHE = pytest.mark.parametrize("kv_cache_dtype", ["float16", "int8"])
 
 
 @pytest.fixture
@@ -77,19 +78,20 @@ def check_trees(model: NativeLM, texts: Sequence[list[int]], nodes: int, seed: i
     return len(texts) * nodes
 
 
-@pytest.mark.parametrize("weights", ["int4", "int8"])
+@pytest.mark.parametrize(("weights", "kv_cache_dtype"), [("int4", "float16"), ("int8", "float16"), ("int8", "int8")])
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "gemma2"])
-def test_nodes_of_trees_have_the_bits_of_plain_decoding(name, weights):
-    check_trees(native(name, weights, seed=2), prompts((1, 12, 30)), 9, seed=1)
+def test_nodes_of_trees_have_the_bits_of_plain_decoding(name, weights, kv_cache_dtype):
+    check_trees(native(name, weights, kv_cache_dtype, seed=2), prompts((1, 12, 30)), 9, seed=1)
 
 
-def test_nodes_of_trees_have_the_bits_of_plain_decoding_at_odd_sizes():
-    check_trees(native("llama", "int4", seed=2, **WIDE), prompts((2, 33)), 17, seed=2)
+@KV_CACHE
+def test_nodes_of_trees_have_the_bits_of_plain_decoding_at_odd_sizes(kv_cache_dtype):
+    check_trees(native("llama", "int4", kv_cache_dtype, seed=2, **WIDE), prompts((2, 75)), 17, seed=2)
 
 
-@pytest.mark.parametrize("weights", ["int4", "int8"])
-def test_a_chain_read_at_once_in_parts_or_one_by_one_has_the_same_bits(weights):
-    model = native("llama", weights, seed=2, **WIDE, max_position_embeddings=512)
+@pytest.mark.parametrize(("weights", "kv_cache_dtype"), [("int4", "float16"), ("int8", "float16"), ("int4", "int8")])
+def test_a_chain_read_at_once_in_parts_or_one_by_one_has_the_same_bits(weights, kv_cache_dtype):
+    model = native("llama", weights, kv_cache_dtype, seed=2, **WIDE, max_position_embeddings=512)
     (text,) = prompts((300,))
     expected = plain(model, text)
     for width in (300, 256, 31, 8, 5):
@@ -114,9 +116,10 @@ def test_rows_of_a_batch_have_the_bits_of_each_alone(count):
         assert same_bits(logits[row], plain(model, text)[-1]), row
 
 
-def test_two_threads_have_the_bits_of_one(threads):
-    model = native("llama", "int4", seed=2, **WIDE, max_position_embeddings=512)
-    (text,) = prompts((40,))
+@KV_CACHE
+def test_two_threads_have_the_bits_of_one(threads, kv_cache_dtype):
+    model = native("llama", "int4", kv_cache_dtype, seed=2, **WIDE, max_position_embeddings=512)
+    (text,) = prompts((80,))
     ids = torch.tensor([text, text[::-1]])
     threads(1)
     alone, one = plain(model, text), model.stock_logits(ids)

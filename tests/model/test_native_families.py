@@ -57,7 +57,7 @@ def _model(case: str) -> Any:
 @pytest.mark.parametrize("case", CASES)
 def test_logits_and_hidden_states_equal_those_of_transformers(case):
     model = _model(case)
-    engine = on_native(model, "float32", torch.float32)
+    engine = on_native(model, "float32", "float32")
     engine.tap([0, 1, 2, FINAL])
     ids = torch.tensor(prompts((30,) * 3, vocab=96))
     stock = model.double()(ids, output_hidden_states=True)
@@ -74,7 +74,7 @@ def test_logits_and_hidden_states_equal_those_of_transformers(case):
 @pytest.mark.parametrize("case", CASES)
 def test_a_tree_over_a_ragged_batch_equals_the_stock_model_over_slots(case):
     model = _model(case)
-    engine, stock = on_native(model, "float32", torch.float32), CausalLM(model, fast=False)
+    engine, stock = on_native(model, "float32", "float32"), CausalLM(model, fast=False)
     texts = prompts((3, 21))
     tree = TokenTree(torch.tensor([[t[-1], 5, 6, 7, 8, 9, 10] for t in texts]), _parents().expand(2, -1), depth=3)
     logits = []

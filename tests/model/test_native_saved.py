@@ -1,6 +1,7 @@
 """Quantised models on disk: the same bits in seconds, and a sentence for a file that is not right."""
 
 import json
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from foredraft.cli import main
 from foredraft.core.errors import ForedraftError, ModelError, OptionError
 from foredraft.engine.generator import Generator
 from foredraft.model.hf import CausalLM
-from foredraft.model.native.saved import FILE
+from foredraft.model.native.saved import FILE, save_weights
 from native import needs_compiler
 
 pytestmark = needs_compiler
@@ -58,6 +59,22 @@ def test_a_saved_model_has_the_bits_of_the_one_that_is_quantised(name: str, weig
     size = sum(each.nbytes for each in load_file(tmp_path / "out" / FILE).values())
     floats = sum(each.nbytes for each in model.state_dict().values())
     assert size < (0.33 if weights == "int8" else 0.2) * floats
+
+
+def test_a_weight_is_on_disk_before_the_next_is_read(tmp_path: Path):
+    model = tiny.build("llama", **SIZES, num_hidden_layers=40)
+    weights, living, sizes = model.state_dict(), list[weakref.ref[torch.Tensor]](), list[int]()
+
+    def source(name: str) -> torch.Tensor:
+        assert sum(each() is not None for each in living) <= 1  # the one before, until its place is taken
+        found = weights[name].clone()
+        living.append(weakref.ref(found))
+        sizes.append((tmp_path / f"{FILE}.partial").stat().st_size)
+        return found
+
+    save_weights(tmp_path, model, source, "int8")
+    whole, largest = (tmp_path / FILE).stat().st_size, max(each.nbytes for each in weights.values())
+    assert sizes == sorted(sizes) and sizes[-1] > whole - 2 * largest > whole / 2
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q5_1", "Q8_0", "F16"])

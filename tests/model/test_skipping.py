@@ -80,7 +80,7 @@ def zeroed(raw: Any, numbers: tuple[int, ...], child: str, start: int = 0) -> li
 @pytest.mark.parametrize(("attention", "mlp"), [((1,), ()), ((), (2, 3)), ((0, 3), (0, 1)), ((1, 2), (1, 2))])
 def test_on_the_native_engine_the_same_parts_are_left_out(name: str, attention: tuple[int, ...], mlp: tuple[int, ...]):
     raw, texts = tiny.four(name), tiny.prompts((17, 5))
-    native = on_native(raw, "float32", torch.float32)
+    native = on_native(raw, "float32", "float32")
     ours, stock = layers_of(native), layers_of(CausalLM(raw))
     pairs = [(each.without(attention, mlp), each.first(1 + len(mlp))) for each in (ours, stock)]
     for ours_drafts, stock_drafts in zip(*pairs, strict=True):

@@ -120,7 +120,7 @@ def command(
     from foredraft.bench.measure.watch import ExtraMeasurements
 
     options = {name: value for name, value in asdict(sampling).items() if name != "temperature"}
-    about = {"dtype": compared.dtype, "device": compared.device, "weights": compared.weights}
+    about = {name: getattr(compared, name) for name in ("dtype", "device", "weights", "kv_cache_dtype")}
     settings = Settings(short_name(compared.model), chat=what.chat, **about, **options)
     for temperature in sampling.temperature:  # fail before loading or writing
         settings.params(temperature, 0)

@@ -121,7 +121,8 @@ def _check_bits(generator: "Generator", prompts: Sequence[Any], what: What, seed
             update(f"Comparing bits: {found.different} of {found.positions:,} positions differ")
     target = generator.engine.target
     if what.json:
-        about = {"model": target.name, "weights": target.weights, "drafter": generator.kind.method}
+        about = {"model": target.name, "weights": target.weights, "kv_cache_dtype": target.kv_cache_dtype}
+        about |= {"drafter": generator.kind.method}
         counts = {"lossless": found.passed, "positions": found.positions, "different": found.different}
         cells = {"cells": [cell._asdict() for cell in found.cells]}
         typer.echo(json.dumps(about | counts | cells | {"first": found.first and found.first._asdict()}))

@@ -40,6 +40,10 @@ class TargetChoice:
         default=None, metadata={"help": "int4 or int8: quantise for the CPU engine; auto: int8 where it runs."}
     )
 
+    kv_cache_dtype: str | None = field(
+        default=None, metadata={"help": "Of keys and values on the CPU engine: float16 (default) or int8."}
+    )
+
     def plain(self, max_batch_size: int = 32) -> "Generator":
         """The target without a drafter."""
         from foredraft.compose.load import load
@@ -50,13 +54,16 @@ class TargetChoice:
             dtype=self.dtype,
             device=self.device,
             weights=self.weights,
+            kv_cache_dtype=self.kv_cache_dtype,
             max_batch_size=max_batch_size,
         )
 
     @property
     def arguments(self) -> str:
-        """The model and its weights, as options of a command."""
-        return f"--model {shlex.quote(self.model)}" + (f" --weights {self.weights}" if self.weights else "")
+        """The model and how it is stored, as options of a command."""
+        stored = {"weights": self.weights, "kv-cache-dtype": self.kv_cache_dtype}
+        chosen = [f" --{name} {value}" for name, value in stored.items() if value]
+        return f"--model {shlex.quote(self.model)}{''.join(chosen)}"
 
     @property
     def name(self) -> str:
@@ -111,6 +118,7 @@ class ModelChoice(TargetChoice):
                 dtype=self.dtype,
                 device=self.device,
                 weights=self.weights,
+                kv_cache_dtype=self.kv_cache_dtype,
                 verifier=self.verifier,
                 exact=self.exact,
                 compile=self.compile,

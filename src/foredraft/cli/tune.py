@@ -132,7 +132,7 @@ def _write_page(shown: Output, found: "Tuning", choice: Choice, device: str, bat
     from foredraft.bench.tune.deployment import Deployment, page
     from foredraft.core.io import provenance, write_text
 
-    wanted = Deployment(choice.model, device, batches, shown.out, choice.weights)
+    wanted = Deployment(choice.model, device, batches, shown.out, choice.arguments)
     write_text(shown.page, page(found, wanted, sentence(provenance())))
 
 

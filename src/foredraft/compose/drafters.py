@@ -73,7 +73,9 @@ class DrafterBuilder:
                 f"The draft model {path!r} is on {found} and the target on {target.device}: put both on one device."
             )
         if weights is not None:
-            model = with_weights(draft.model, weights, owned=not given, file=draft.file)
+            model = with_weights(
+                draft.model, weights, owned=not given, file=draft.file, kv_cache_dtype=target.kv_cache_dtype
+            )
         else:
             model = acquire(draft.model, fast=self.fast, owned=not given)
         self.models.append(model)

@@ -35,7 +35,7 @@ from foredraft.model.hf import CausalLM, acquire
 from foredraft.model.hub import ACCESS
 from foredraft.model.load import Loaded, as_loaded, load_model, resolve
 from foredraft.model.memory import available_bytes, format_bytes, trim_heap
-from foredraft.model.native.load import with_weights
+from foredraft.model.native.load import check_kv_cache_dtype, with_weights
 from foredraft.model.native.model import NativeLM
 from foredraft.model.replay import Replay, replay_on
 
@@ -54,6 +54,7 @@ def load(
     dtype: str | torch.dtype | None = None,
     device: str | torch.device | None = None,
     weights: str | None = None,
+    kv_cache_dtype: str | None = None,
     verifier: str | None = None,
     policy: Policy | None = None,
     max_batch_size: int = 32,
@@ -83,14 +84,13 @@ def load(
         device: such as "cuda"; by default a GPU if there is one. A loaded model stays where it is.
         weights: "int4" or "int8" quantises target and draft models for the native CPU engine, "auto" is "int8" for
             models that it can run; by default, weights stay as they are. See docs/native.md.
-        verifier: the verification rule; by default a draft is accepted if it equals the token that the target draws, so
-            the output is plain decoding's.
+        kv_cache_dtype: of keys and values on the native engine: "float16" (the default) or "int8".
+        verifier: the verification rule; by default a draft must equal the token that the target draws.
         policy: decides how much to draft; by default set by the drafter's options.
         max_batch_size: the most requests that run at once; the others wait.
         exact: run every forward with the same number of nodes, so that speculation cannot flip near-ties.
         fast: on a CPU, pack the weights of linear layers, unless ``compile``.
-        compile: run forwards, also those of drafts with KV caches of their own, and on GPUs verification, by
-            ``torch.compile`` where possible. A new shape takes seconds to minutes.
+        compile: run forwards, also of drafts, and on GPUs verification by ``torch.compile``; a new shape takes seconds.
         cuda_graphs: capture the same as CUDA graphs, one for each shape. The model's weights must stay where they are.
         kv_cache_memory_bytes: the most memory for the KV caches of target and draft models together; by default 0.8 of
             the memory that is free after loading. A request that does not fit alone is refused.
@@ -117,6 +117,7 @@ def load_many(
     dtype: str | torch.dtype | None = None,
     device: str | torch.device | None = None,
     weights: str | None = None,
+    kv_cache_dtype: str | None = None,
     verifier: str | None = None,
     max_batch_size: int = 32,
     exact: bool = False,
@@ -144,6 +145,7 @@ class _Loader:
 
     target: Target
     weights: str | None
+    kv_cache_dtype: str | None
     verifier: str | None
     max_batch_size: int
     exact: bool
@@ -164,6 +166,7 @@ class _Loader:
         for name in ("max_batch_size", "kv_cache_memory_bytes", "max_prefill_tokens"):
             if (value := getattr(self, name)) is not None:
                 check_count(name, value)
+        check_kv_cache_dtype(self.kv_cache_dtype)
         if not drafters:
             raise OptionError("Name at least one drafter; the drafter none is plain decoding.")
         specs = [as_spec(self.target.source, drafter) for drafter in drafters]
@@ -201,17 +204,28 @@ class _Loader:
 
     def _target(self, loaded: Loaded) -> TargetModel:
         """The target, with one more holder."""
-        source = self.target.source
+        source, kept = self.target.source, self.kv_cache_dtype
         if isinstance(source, TargetModel):
             source.check_ready()
+            if kept not in (None, source.kv_cache_dtype):
+                raise OptionError("The model is loaded already, and so is its KV cache: leave kv_cache_dtype out.")
             source.retain()
             return source
         weights = loaded.weights or self.weights
         if self.weights not in (None, "auto", weights):
             raise OptionError(f"The folder holds weights in {loaded.weights}: leave weights out.")
+        owned = isinstance(source, str)
         if weights is not None and (loaded.file is not None or loaded.model.device.type == "cpu"):
-            return with_weights(loaded.model, weights, owned=isinstance(source, str), file=loaded.file)
-        return acquire(loaded.model, fast=self._packed, owned=isinstance(source, str))
+            made = with_weights(loaded.model, weights, owned=owned, file=loaded.file, kv_cache_dtype=kept)
+        else:
+            made = acquire(loaded.model, fast=self._packed, owned=owned)
+        if kept not in (None, made.kv_cache_dtype):
+            made.release()
+            raise ModelError(
+                "kv_cache_dtype is for the native engine, and this model runs on transformers: leave it out, or choose "
+                "weights int4 or int8."
+            )
+        return made
 
     def _generator(
         self,

@@ -26,6 +26,7 @@ class TargetModel(ABC):
     ``ranks``: processes that each run a part of it (tensor parallelism). ``collective``: whether the others take part
     in a forward now. ``why_eager``: why its forward cannot be recorded; None if it can. ``version``: grows when a
     recorded forward is no longer the model's. ``weights``: int4 or int8 if foredraft quantised them.
+    ``kv_cache_dtype``: float16 or int8 on the native engine.
     ``same_bits``: a token's logits have the same bits in every tree and batch and with every number of threads.
     ``origin``: the folder or hub name that it was loaded from. ``config``: the text part of its transformers config.
     """
@@ -41,6 +42,7 @@ class TargetModel(ABC):
     why_eager: str | None = None
     version: int = 0
     weights: str | None = None
+    kv_cache_dtype: str | None = None
     same_bits: bool = False
     origin: str = ""
     layers: int

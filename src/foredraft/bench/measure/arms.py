@@ -123,7 +123,7 @@ class ArmSpec:
 class ArmContext:
     """The model that all arms run, its dtype and device, the largest batch, and the processes that share the target.
 
-    ``weights``: of our arms; those of transformers run the checkpoint's.
+    ``weights``, ``kv_cache_dtype``: of our arms; those of transformers run the checkpoint's.
     """
 
     model: str
@@ -132,6 +132,7 @@ class ArmContext:
     max_batch: int = 1
     tensor_parallel: int = 1
     weights: str | None = None
+    kv_cache_dtype: str | None = None
 
 
 def make_arms(specs: Sequence[ArmSpec], context: ArmContext) -> list[BenchArm]:
@@ -161,6 +162,7 @@ def make_arms(specs: Sequence[ArmSpec], context: ArmContext) -> list[BenchArm]:
             dtype=context.dtype,
             device=context.device,
             weights=context.weights,
+            kv_cache_dtype=context.kv_cache_dtype,
             max_batch_size=context.max_batch,
             tensor_parallel=context.tensor_parallel,
         )

@@ -42,6 +42,7 @@ class Settings:
     dtype: str | None = None
     device: str | None = None
     weights: str | None = None
+    kv_cache_dtype: str | None = None
 
     def params(self, temperature: float, seed: int) -> SamplingParams:
         return SamplingParams(

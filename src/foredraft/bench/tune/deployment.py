@@ -55,18 +55,16 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """What is to be deployed: model, device type, batch sizes, and the file that tune has written."""
+    """What is to be deployed: model, device type, batch sizes, and the file that tune has written.
+
+    ``arguments``: model and weights, as options of ``foredraft serve``.
+    """
 
     model: str
     device: str
     batches: tuple[int, ...]
     tuned: str
-    weights: str | None = None
-
-    @property
-    def arguments(self) -> str:
-        """The model and its weights, as options of ``foredraft serve``."""
-        return f"--model {shlex.quote(self.model)}" + (f" --weights {self.weights}" if self.weights else "")
+    arguments: str
 
 
 def batch_sizes(text: str) -> tuple[int, ...]:

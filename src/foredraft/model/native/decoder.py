@@ -138,7 +138,7 @@ def pack_decoder(
     Args:
         model: gives config and names; its own weights are not read, and may be on the meta device.
         library: by default the best one of this processor.
-        progress: called with the number of each layer that is done.
+        progress: called with the number of each layer before it is packed.
 
     Raises:
         ModelError: the engine cannot run this model, or weights are missing or have other shapes.
@@ -149,13 +149,14 @@ def pack_decoder(
     shape, family = shape_of(model), FAMILIES[model.config.get_text_config().model_type]
     library = library or c.library()
     packer = _Packer(library, source, precision, family)
+    outer = (shape.vocabulary, shape.hidden)  # the largest matrices go first, while little else is in memory
+    embedding = packer.matrix(["model.embed_tokens.weight"], precision.outer, outer)
+    tied = bool(model.config.get_text_config().tie_word_embeddings)
+    head = embedding if tied else packer.matrix(["lm_head.weight"], precision.outer, outer)
     layers = []
     for number in range(shape.layers):
-        layers.append(packer.layer(f"model.layers.{number}.", shape))
         progress(number)
-    embedding = packer.matrix(["model.embed_tokens.weight"], precision.outer, (shape.vocabulary, shape.hidden))
-    tied = bool(model.config.get_text_config().tie_word_embeddings)
-    head = embedding if tied else packer.matrix(["lm_head.weight"], precision.outer, (shape.vocabulary, shape.hidden))
+        layers.append(packer.layer(f"model.layers.{number}.", shape))
     final_norm = packer.norm("model.norm.weight", shape.hidden)
     packer.check_all_read(model)
     factor = shape.embedding_scale if family.scaled_embedding else 1.0

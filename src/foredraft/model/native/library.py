@@ -12,6 +12,7 @@ from foredraft.model.native.build import libraries
 
 MINIMA = -1
 """``zero`` of a matrix with stored minima."""
+KV_F16, KV_F32, KV_I8 = range(3)
 BAD_POSITION = 3
 _FAULTS = (
     "",
@@ -113,6 +114,7 @@ class Library:
             self.isa = self._function("fd_isa", c_char_p)
             shape = (c_int64, c_int64, c_int32, c_int32)
             self.matrix_bytes = self._function("fd_matrix_bytes", c_int64, *shape)
+            self.state_bytes = self._function("fd_state_bytes", c_int64, c_int32, c_int64)
             self.pack_floats = self._function("fd_pack_floats", c_int32, c_void_p, *shape, c_void_p)
             self.pack_codes = self._function("fd_pack_codes", c_int32, c_void_p, c_void_p, c_void_p, *shape, c_void_p)
             self.unpack = self._function("fd_unpack", c_int32, POINTER(Matrix), c_void_p, c_int64, c_void_p, c_int64)

@@ -28,6 +28,7 @@ from foredraft.model.support import first_token_of, is_quantised
 _log = logging.getLogger(__name__)
 
 WEIGHTS = ("int4", "int8", "auto")
+KV_CACHE_DTYPES = ("float16", "int8")
 _FOUR_BITS = ("Q4_0", "Q4_1")
 """Types of GGUF files whose codes have four bits."""
 _MOST_ERROR = 0.3
@@ -44,6 +45,12 @@ def check_weights(weights: str | None, device: object) -> None:
         raise OptionError(f"Unknown weights {weights!r}. Known: {', '.join(WEIGHTS)}.")
     if weights in ("int4", "int8") and device is not None and torch.device(str(device)).type != "cpu":
         raise OptionError(f"Weights in {weights} run on CPUs: leave device out, or set it to cpu.")
+
+
+def check_kv_cache_dtype(kv_cache_dtype: str | None) -> None:
+    """Raise an ``OptionError`` for an unknown type of keys and values."""
+    if kv_cache_dtype is not None and kv_cache_dtype not in KV_CACHE_DTYPES:
+        raise OptionError(f"Unknown kv_cache_dtype {kv_cache_dtype!r}. Known: {', '.join(KV_CACHE_DTYPES)}.")
 
 
 class EngineChoice(NamedTuple):
@@ -69,7 +76,12 @@ def engine_for(model: PreTrainedModel, weights: str | None) -> EngineChoice:
 
 
 def with_weights(
-    model: PreTrainedModel, weights: str, *, owned: bool = False, file: GgufWeights | Source | None = None
+    model: PreTrainedModel,
+    weights: str,
+    *,
+    owned: bool = False,
+    file: GgufWeights | Source | None = None,
+    kv_cache_dtype: str | None = None,
 ) -> TargetModel:
     """A model with quantised weights: on the native engine, or else with 8-bit products of its linear layers.
 
@@ -77,17 +89,18 @@ def with_weights(
         model: on the CPU; it is not kept by the native engine. On the meta device if there is a file.
         weights: int4 or int8, or auto, which is int8 on the native engine or the checkpoint as it is.
         file: the model's weights where they are read from; then the native engine can run it.
+        kv_cache_dtype: of keys and values on the native engine, by default float16.
 
     Raises:
         ModelError: the model gives other states on the native engine than by itself.
     """
     if file is not None:
-        return native_model(model, file, weights)
+        return native_model(model, file, weights, kv_cache_dtype)
     choice = engine_for(model, weights)
     if choice.name == "native":
         empty = empty_model(model.config)
         empty.generation_config = model.generation_config
-        return native_model(empty, source_of(model), weights)
+        return native_model(empty, source_of(model), weights, kv_cache_dtype)
     if weights == "auto":
         _log.info("%s", choice.why)
         return CausalLM(model, owned=owned)
@@ -112,18 +125,23 @@ def source_for(model: PreTrainedModel, weights: str, file: GgufWeights | Source 
     return _source_of_file(file, PRECISIONS[weights].bits) if isinstance(file, GgufWeights) else file
 
 
-def native_model(model: PreTrainedModel, weights_of: GgufWeights | Source, weights: str) -> NativeLM:
+def native_model(
+    model: PreTrainedModel, weights_of: GgufWeights | Source, weights: str, kv_cache_dtype: str | None = None
+) -> NativeLM:
     """Quantise a model for the native engine, one weight at a time, and compare some of its hidden states.
 
     Args:
         model: on the meta device, for config and names.
         weights: int4, int8, or auto, which is int8. What a GGUF file has in codes of so many bits or fewer stays as it
             is.
+        kv_cache_dtype: of keys and values, by default float16.
     """
+    trim_heap()  # of what config and tokenizer took to read
     precision = PRECISIONS["int8" if weights == "auto" else weights]
     source = source_for(model, precision.name, weights_of)
     decoder = pack_decoder(model, source, precision, progress=lambda layer: trim_heap())
-    made = NativeLM(decoder, model.eval(), first_token=first_token_of(model.config.get_text_config()))
+    first_token = first_token_of(model.config.get_text_config())
+    made = NativeLM(decoder, model.eval(), first_token=first_token, kv_cache_dtype=kv_cache_dtype or "float16")
     error = deviation(model, made)
     trim_heap()
     if not error <= _MOST_ERROR:  # NaN counts as different

@@ -22,11 +22,12 @@ from foredraft.model.cache import SlotCache
 from foredraft.model.masks import StepIn, address
 from foredraft.model.native import library as c
 from foredraft.model.native.decoder import NO_SKIPS, Decoder, Skips
-from foredraft.model.native.weights import TILE
 from foredraft.model.support import context_of, layout_of
 
 _TABLE = 2048
 """Rotary tables grow by so many positions."""
+KV_DTYPES = {"float16": (c.KV_F16, torch.float16), "float32": (c.KV_F32, torch.float32), "int8": (c.KV_I8, torch.uint8)}
+"""Types of keys and values: the kernels' number, and what the cache holds them in."""
 
 
 @final
@@ -39,13 +40,13 @@ class NativeLM(TargetModel):
     Args:
         decoder: the weights.
         model: on the meta device; gives config and context.
-        kv_dtype: of keys and values, float16 or float32.
+        kv_cache_dtype: of keys and values; see ``KV_DTYPES``. Those of int8 have their scales behind them.
     """
 
     same_bits = True
 
     def __init__(
-        self, decoder: Decoder, model: PreTrainedModel, *, first_token: int = 0, kv_dtype: torch.dtype = torch.float16
+        self, decoder: Decoder, model: PreTrainedModel, *, first_token: int = 0, kv_cache_dtype: str = "float16"
     ) -> None:
         shape = decoder.shape
         self.decoder = decoder
@@ -64,9 +65,10 @@ class NativeLM(TargetModel):
         self._library = decoder.library
         self._engine = self._library.engine_new()
         weakref.finalize(self, self._library.engine_free, self._engine)
-        self._kv_dtype = kv_dtype
+        self.kv_cache_dtype = kv_cache_dtype
+        self._kv, self._stored_in = KV_DTYPES[kv_cache_dtype]
+        self._state_bytes = self._library.state_bytes(self._kv, shape.head_dim)
         self._struct, self._kept = self._struct_without(NO_SKIPS)
-        self._width = -(-shape.head_dim // TILE) * TILE
         self._tables: list[Tensor] = []
         self._grow_tables(_TABLE)
         self._taps: frozenset[int] = frozenset()
@@ -75,7 +77,7 @@ class NativeLM(TargetModel):
         self._closed = False
         self._pointers: weakref.WeakKeyDictionary[SlotCache, tuple[int, Any]] = weakref.WeakKeyDictionary()
         self._kinds = self._allocated(SlotCache(self.layers))
-        self.token_bytes = 2 * self.layers * shape.kv_heads * self._width * kv_dtype.itemsize
+        self.token_bytes = 2 * self.layers * shape.kv_heads * self._state_bytes
 
     @property
     def device(self) -> torch.device:
@@ -195,7 +197,8 @@ class NativeLM(TargetModel):
 
     def _allocated(self, cache: SlotCache) -> SlotCache:
         """The cache with buffers for all layers."""
-        like = torch.empty(1, self.decoder.shape.kv_heads, 0, self._width, dtype=self._kv_dtype)
+        width = self._state_bytes // self._stored_in.itemsize
+        like = torch.empty(1, self.decoder.shape.kv_heads, 0, width, dtype=self._stored_in)
         for layer in range(self.layers):
             if not cache.holds(layer):
                 cache.buffers(layer, like, like)
@@ -209,7 +212,7 @@ class NativeLM(TargetModel):
         ]
 
     def _struct_without(self, skips: Skips) -> tuple[c.Model, object]:
-        return self.decoder.struct(len(self.layout.kinds), 0 if self._kv_dtype == torch.float16 else 1, skips)
+        return self.decoder.struct(len(self.layout.kinds), self._kv, skips)
 
     def without(self, skips: Skips) -> Callable[[], AbstractContextManager[None]]:
         """A function that makes contexts within ``running`` in which forwards leave these parts out."""

@@ -2,17 +2,17 @@
 
 A matrix is stored by its name in transformers: NAME.codes, two codes per byte where they have four bits, the first in
 the low half; NAME.scales and NAME.minima, one for each group of 32 inputs. So the file does not depend on the kernels'
-layout or the processor. Vectors are stored as they are.
+layout or the processor. Vectors are stored in single precision.
 """
 
+import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -41,7 +41,7 @@ def save_weights(
     weights: str,
     progress: Callable[[str], None] = lambda name: None,
 ) -> None:
-    """Quantise a model's weights and write them.
+    """Quantise a model's weights and write them, one at a time, in the memory of one weight.
 
     Args:
         model: for names; its own weights are not read.
@@ -51,28 +51,64 @@ def save_weights(
     Raises:
         ModelError: a matrix has inputs that are no multiple of 32, or the file cannot be written.
     """
-    precision, tensors = PRECISIONS[weights], dict[str, Tensor]()
+    precision, shapes = PRECISIONS[weights], {name: each.shape for name, each in model.state_dict().items()}
     tied = bool(model.config.get_text_config().tie_word_embeddings)
-    for name in model.state_dict():
-        if tied and name == "lm_head.weight":
-            continue
-        found = source(name)
-        if found is None:
-            raise ModelError(f"The weight {name} is missing.")
-        bits = precision.bits if ".layers." in name else precision.outer
-        tensors |= _stored(name, found, bits)
-        progress(name)
-    metadata = {"format": _FORMAT, "version": _VERSION, "weights": weights}
+    names = [name for name in shapes if not (tied and name == "lm_head.weight")]
+    vectors_first = sorted(names, key=lambda name: len(shapes[name]) == 2)
+
+    def write(file: BinaryIO) -> None:
+        out = _Writer(file, names, {"format": _FORMAT, "version": _VERSION, "weights": weights})
+        for name in vectors_first:
+            found = source(name)
+            if found is None:
+                raise ModelError(f"The weight {name} is missing.")
+            for key, tensor in _stored(name, found, precision.bits if ".layers." in name else precision.outer).items():
+                out.add(key, tensor)
+            progress(name)
+        out.close()
+
     try:
-        atomic_write(folder / FILE, lambda file: file.write(save(tensors, metadata)))
+        atomic_write(folder / FILE, write)
     except OSError as error:
         raise ModelError(f"Cannot write {str(folder / FILE)!r}: {error.strerror}.") from error
+
+
+class _Writer:
+    """Writes a safetensors file as its tensors come, in space for the header that is left before them.
+
+    Vectors in float32 must come before matrices of smaller types, so that each tensor is aligned.
+
+    Args:
+        names: of all weights; each may have three parts.
+    """
+
+    _LONGEST = len(json.dumps({".minima": {"dtype": "F16", "shape": [1 << 63] * 2, "data_offsets": [1 << 63] * 2}}))
+    _DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.uint8: "U8"}
+
+    def __init__(self, file: BinaryIO, names: list[str], metadata: Mapping[str, str]) -> None:
+        self._file = file
+        self._header: dict[str, Any] = {"__metadata__": metadata}
+        self._space = len(json.dumps(self._header)) + sum(3 * (self._LONGEST + len(json.dumps(name))) for name in names)
+        self._space += -self._space % 8
+        self._end = 0
+        file.write(bytes(8 + self._space))
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        begin, self._end = self._end, self._end + tensor.nbytes
+        about = {"dtype": self._DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, self._end]}
+        self._header[name] = about
+        self._file.write(tensor.contiguous().numpy().data)
+
+    def close(self) -> None:
+        """Write the header; spaces fill what is left of its space."""
+        self._file.seek(0)
+        self._file.write(self._space.to_bytes(8, "little") + json.dumps(self._header).encode().ljust(self._space))
 
 
 def _stored(name: str, found: Tensor | Codes, bits: int) -> dict[str, Tensor]:
     """The tensors of a weight."""
     if isinstance(found, Tensor) and found.ndim != 2:
-        return {name: found.detach().contiguous()}
+        return {name: found.detach().float()}
     codes = found if isinstance(found, Codes) else _quantised(name, found, bits)
     values = codes.codes
     if int(values.max()) < 1 << 4:

@@ -1,15 +1,16 @@
-/* Attention of one node over its visible slots, in slot order.
+/* Attention of nodes over their visible slots, in slot order.
  *
- * Scores are compacted: the i-th visible slot is in place i, whatever slots lie between. So a node of a tree adds the same
- * terms in the same lanes as plain decoding does for the same history.
+ * A slot that a node sees has a place: the i-th visible slot is in place i, whatever slots lie between. Sums over slots go
+ * by place, so a node of a tree adds the same terms in the same order as plain decoding does for the same history.
+ * Queries of several heads and nodes read the slots that they share together; that changes no sum.
  */
 #ifndef FOREDRAFT_ATTENTION_H
 #define FOREDRAFT_ATTENTION_H
 
-#include "engine.h"
-#include "vector.h"
+#include "attention_float.h"
+#include "attention_int8.h"
 
-#define MOST_SHARED 4 /* query heads that read a key together */
+#define MOST_QUERIES 24 /* that read the same slots together */
 #define FAR (-1e30f)
 
 /* The slots that a node attends to: ``count`` of them, ``run`` from ``begin`` on, then ``others``. */
@@ -18,54 +19,52 @@ typedef struct {
     const int32_t *others;
 } Slots;
 
-/* Keys or values of one head of one row: ``width`` numbers per slot. */
+/* Keys or values of one head of one row. */
 typedef struct {
-    const void *states;
-    int64_t width;
-    int32_t kv;
+    const uint8_t *states;
+    int64_t stride; /* bytes of a slot */
+    const uint8_t *nothing; /* in place of a slot where there is none: zeros */
 } Head;
 
-INLINE int64_t slot_at(const Slots *s, int64_t i) { return i < s->run ? s->begin + i : s->others[i - s->run]; }
-
-INLINE vf load_state(const Head *head, int kv, int64_t slot, int64_t column) {
-    int64_t place = slot * head->width + column;
-    return kv == KV_F16 ? v_load_half((const uint16_t *)head->states + place) : v_load((const float *)head->states + place);
+/* Bytes of a head's keys, or values, in one slot. */
+INLINE int64_t state_bytes(int32_t kv, int64_t dim) {
+    if (kv == KV_I8) return int8_bytes(dim);
+    return padded(dim, TILE) * (kv == KV_F16 ? 2 : 4);
 }
 
-/* scores[h * stride + i] = q_h . k_i */
-INLINE void scores_of(const Head *keys, int kv, const Slots *s, int heads, const float *q, float *scores, int64_t stride) {
-    for (int64_t i = 0; i < s->count; i += 4) {
-        vf sums[MOST_SHARED][4];
-        int64_t slots[4];
-        for (int j = 0; j < 4; j++) {
-            slots[j] = slot_at(s, i + j < s->count ? i + j : s->count - 1);
-            for (int h = 0; h < heads; h++) sums[h][j] = v_set(0.0f);
-        }
-        for (int64_t c = 0; c < keys->width; c += W) {
-            vf key[4];
-            for (int j = 0; j < 4; j++) key[j] = load_state(keys, kv, slots[j], c);
-            for (int h = 0; h < heads; h++) {
-                vf query = v_load(q + h * keys->width + c);
-                for (int j = 0; j < 4; j++) sums[h][j] = v_fma(query, key[j], sums[h][j]);
-            }
-        }
-        for (int h = 0; h < heads; h++)
-            v_sums(sums[h][0], sums[h][1], sums[h][2], sums[h][3], scores + h * stride + i);
+INLINE void store_state(int32_t kv, uint8_t *slot, const float *x, int64_t dim, int keys) {
+    if (kv != KV_I8)
+        store_floats(kv, slot, x, padded(dim, TILE));
+    else if (keys)
+        store_int8_key(slot, x, dim);
+    else
+        store_int8_value(slot, x, dim);
+}
+
+/* Where the slots of places [first, first + BLOCK) are; returns how many there are. */
+INLINE int64_t block_at(const Head *head, const Slots *s, int64_t first, const uint8_t **at) {
+    int64_t left = s->count - first < BLOCK ? s->count - first : BLOCK;
+    for (int64_t i = 0; i < BLOCK; i++) {
+        int64_t place = first + i;
+        int64_t slot = place < s->run ? s->begin + place : place < s->count ? s->others[place - s->run] : -1;
+        at[i] = slot < 0 ? head->nothing : head->states + slot * head->stride;
     }
+    return left;
 }
 
-/* Weights of a softmax in place of ``count`` scores; returns the inverse of their sum. The places up to the next multiple
- * of W are written, too. */
+/* Weights of a softmax in place of ``count`` scores; returns the inverse of their sum. There are zeros up to the end of
+ * the last block.
+ */
 static float softmax(float *scores, int64_t count, float scale, float cap) {
     vf high = v_set(FAR);
-    for (int64_t i = count; i < count + W; i++) scores[i] = FAR;
+    for (int64_t i = count; i < padded(count, W); i++) scores[i] = FAR;
     for (int64_t i = 0; i < count; i += W) {
         vf score = v_mul(v_load(scores + i), v_set(scale));
         if (cap > 0.0f) score = v_mul(v_tanh(v_div(score, v_set(cap))), v_set(cap));
         v_store(scores + i, score);
         high = v_max(high, score);
     }
-    for (int64_t i = count; i < count + W; i++) scores[i] = FAR;
+    for (int64_t i = count; i < padded(count, W); i++) scores[i] = FAR;
     if (cap > 0.0f && count % W) { /* what was behind the end may have been the highest */
         high = v_set(FAR);
         for (int64_t i = 0; i < count; i += W) high = v_max(high, v_load(scores + i));
@@ -76,60 +75,80 @@ static float softmax(float *scores, int64_t count, float scale, float cap) {
         for (int64_t j = count; j < i + W; j++) scores[j] = 0.0f;
         total = v_add(total, v_load(scores + i));
     }
+    for (int64_t i = padded(count, W); i < padded(count, BLOCK); i++) scores[i] = 0.0f;
     return 1.0f / v_sum(total);
 }
 
-/* Columns c to c + vectors * W of out_h = sum_i weights_h,i v_i */
-INLINE void values_of(
-    const Head *values, int kv, const Slots *s, int heads, int vectors, const float *weights, int64_t stride,
-    const float *inverse, int64_t c, float *out) {
-    vf sums[MOST_SHARED][4];
-    for (int h = 0; h < heads; h++)
-        for (int v = 0; v < vectors; v++) sums[h][v] = v_set(0.0f);
-    for (int64_t i = 0; i < s->count; i++) {
-        int64_t slot = slot_at(s, i);
-        for (int v = 0; v < vectors; v++) {
-            vf value = load_state(values, kv, slot, c + v * W);
-            for (int h = 0; h < heads; h++) sums[h][v] = v_fma(v_set(weights[h * stride + i]), value, sums[h][v]);
-        }
-    }
-    for (int h = 0; h < heads; h++)
-        for (int v = 0; v < vectors; v++)
-            v_store(out + h * values->width + c + v * W, v_mul(sums[h][v], v_set(inverse[h])));
+typedef void (*Blocks)(int32_t kv, const uint8_t *const *at, int64_t left, int64_t dim, Query *queries, int count, int64_t first, Int8Space *space);
+
+static void scores_of(
+    int32_t kv, const uint8_t *const *at, int64_t left, int64_t dim, Query *queries, int count, int64_t first, Int8Space *space) {
+    if (kv == KV_I8)
+        int8_scores(at, left, dim, queries, count, first, space);
+    else
+        float_scores(kv, at, left, padded(dim, TILE), queries, count, first);
 }
 
-INLINE void attend_shared(
-    const Head *keys, const Head *values, int kv, const Slots *s, int heads, const float *q, float scale, float cap,
-    float *scores, int64_t stride, float *out) {
-    scores_of(keys, kv, s, heads, q, scores, stride);
-    float inverse[MOST_SHARED];
-    for (int h = 0; h < heads; h++) inverse[h] = softmax(scores + h * stride, s->count, scale, cap);
-    int64_t c = 0;
-    for (; c + 4 * W <= values->width; c += 4 * W) values_of(values, kv, s, heads, 4, scores, stride, inverse, c, out);
-    for (; c < values->width; c += W) values_of(values, kv, s, heads, 1, scores, stride, inverse, c, out);
+static void values_of(
+    int32_t kv, const uint8_t *const *at, int64_t left, int64_t dim, Query *queries, int count, int64_t first, Int8Space *space) {
+    if (kv == KV_I8)
+        int8_values(at, left, dim, queries, count, first, space);
+    else
+        float_values(kv, at, left, padded(dim, TILE), queries, count, first);
 }
 
-#define SHARED(count)                                                                                   \
-    case count:                                                                                         \
-        if (keys->kv == KV_F16)                                                                         \
-            attend_shared(keys, values, KV_F16, s, count, q, scale, cap, scores, stride, out);          \
-        else                                                                                            \
-            attend_shared(keys, values, KV_F32, s, count, q, scale, cap, scores, stride, out);          \
-        break;
+/* What queries attend to together: nodes of one row and heads that share keys. */
+typedef struct {
+    int32_t kv;
+    int nodes, heads; /* queries are those of the first node's heads, then the next node's */
+    int64_t dim;
+    const Slots *slots; /* of each node */
+    Head keys, values;
+    float scale, cap;
+} Together;
 
-/* Up to MOST_SHARED heads over the same keys; q and out are [heads, width], scores [heads, stride]. */
-static void attend(
-    const Head *keys, const Head *values, const Slots *s, int heads, const float *q, float scale, float cap, float *scores,
-    int64_t stride, float *out) {
-    if (!s->count) {
-        memset(out, 0, (size_t)(heads * values->width) * 4);
-        return;
+/* Fetch the block of slots from ``slot`` on: a slot in 8 bits is no whole number of lines, and its reads do not look like a
+ * stream to the processor. Half precision loses by it, and so does a single node. Measured on Zen 4: docs/log.md.
+ */
+INLINE void fetch_block(const Head *head, int64_t slot) {
+    const uint8_t *from = head->states + slot * head->stride;
+    for (int64_t line = 0; line < BLOCK * head->stride; line += 64) __builtin_prefetch(from + line, 0, 2);
+}
+
+/* Call ``work`` for all blocks of slots: once for those that all nodes see in the same places, then for each node. */
+INLINE void each_block(const Together *g, const Head *head, Blocks work, Query *queries, Int8Space *space) {
+    const uint8_t *at[BLOCK];
+    const Slots *slots = g->slots;
+    int64_t shared = slots->run;
+    for (int n = 1; n < g->nodes; n++) {
+        if (slots[n].begin != slots->begin) shared = 0;
+        shared = slots[n].run < shared ? slots[n].run : shared;
     }
-    switch (heads) {
-        SHARED(1)
-        SHARED(2)
-        SHARED(3)
-        SHARED(4)
+    shared = shared / BLOCK * BLOCK;
+    for (int64_t first = 0; first < shared; first += BLOCK) {
+        if (g->kv == KV_I8 && g->nodes > 1 && first + BLOCK < shared) fetch_block(head, slots->begin + first + BLOCK);
+        work(g->kv, at, block_at(head, slots, first, at), g->dim, queries, g->nodes * g->heads, first, space);
+    }
+    for (int n = 0; n < g->nodes; n++)
+        for (int64_t first = shared; first < slots[n].count; first += BLOCK)
+            work(g->kv, at, block_at(head, slots + n, first, at), g->dim, queries + n * g->heads, g->heads, first, space);
+}
+
+/* Attention of all queries; their results are in ``out`` then. */
+static void attend(const Together *g, Query *queries, Int8Space *space) {
+    int count = g->nodes * g->heads;
+    for (int i = 0; g->kv == KV_I8 && i < count; i++) quantise_query(&queries[i], g->dim);
+    each_block(g, &g->keys, scores_of, queries, space);
+    for (int i = 0; i < count; i++) {
+        int64_t visible = g->slots[i / g->heads].count;
+        memset(queries[i].out, 0, (size_t)result_width(g->dim) * 4);
+        queries[i].inverse = visible ? softmax(queries[i].scores, visible, g->scale, g->cap) : 0.0f;
+    }
+    each_block(g, &g->values, values_of, queries, space);
+    for (int i = 0; i < count; i++) {
+        if (g->kv == KV_I8) int8_in_order(queries[i].out, g->dim);
+        for (int64_t c = 0; c < padded(g->dim, W); c += W)
+            v_store(queries[i].out + c, v_mul(v_load(queries[i].out + c), v_set(queries[i].inverse)));
     }
 }
 

@@ -32,7 +32,7 @@ typedef struct {
 
 enum { SILU, GELU_TANH, GELU, RELU, RELU_SQUARED };
 enum { NO_HEAD_NORM, EACH_HEAD, ALL_HEADS };
-enum { KV_F16, KV_F32 };
+enum { KV_F16, KV_F32, KV_I8 };
 
 typedef struct {
     int64_t layers, hidden, heads, kv_heads, head_dim, inner, vocabulary;
@@ -54,7 +54,7 @@ typedef struct {
 } Visible;
 
 typedef struct {
-    void *keys, *values; /* [cache rows, kv_heads, slots, head_dim rounded up to TILE] */
+    void *keys, *values; /* [cache rows, kv_heads, slots], each slot fd_state_bytes */
 } LayerCache;
 
 typedef struct {
@@ -85,6 +85,7 @@ enum { OK, BAD_SHAPE, BAD_TOKEN, BAD_POSITION, BAD_SLOT, BAD_ROW, BAD_VISIBLE, B
 int32_t fd_runs_here(void);
 const char *fd_isa(void);
 
+int64_t fd_state_bytes(int32_t kv, int64_t head_dim); /* of a key, or a value, of one head; -1: there are none such */
 int64_t fd_matrix_bytes(int64_t outputs, int64_t inputs, int32_t bits, int32_t zero);
 int32_t fd_pack_floats(const float *weight, int64_t outputs, int64_t inputs, int32_t bits, int32_t zero, uint8_t *data);
 int32_t fd_pack_codes(

@@ -15,6 +15,7 @@
 #endif
 
 #define TOGETHER 256 /* most nodes that go through the layers together */
+#define MOST_SCORES (1 << 19) /* bytes of scores of nodes that attend together */
 #define BLOCKS 4     /* blocks of outputs that a thread claims at a time */
 
 struct Engine {
@@ -58,9 +59,9 @@ typedef struct {
     float *scales, *sums;
     int32_t *offsets;
     int64_t *places;
-    float *scores;  /* for each thread */
-    float *results; /* for each thread: attention of shared heads */
-    int32_t *others;
+    int64_t state_bytes, tree_width, nodes_together, queries_together; /* of attention */
+    uint8_t *spaces, *nothing;                       /* of attention: for each thread, and zeros */
+    int64_t space_bytes;
     const Layer *layer;
     int64_t number;
     const Matrix *matrix; /* of the product that runs */
@@ -68,6 +69,41 @@ typedef struct {
 } Run;
 
 INLINE int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+
+static void *take(uint8_t **next, int64_t count, int64_t bytes) {
+    void *taken = *next;
+    *next += padded(count * bytes, 64);
+    return taken;
+}
+
+/* What a thread needs for attention. */
+typedef struct {
+    float *scores, *results, *scales, *state_scales;
+    int32_t *offsets, *others;
+    int8_t *codes;
+    uint8_t *states;
+    Slots *slots;
+    int64_t bytes;
+} Space;
+
+static Space lay_out_space(const Run *run, uint8_t *memory) {
+    int64_t dim = run->model->head_dim, groups = groups_of(dim);
+    uint8_t *next = memory;
+    Space space;
+    space.scores = take(&next, run->queries_together * run->score_width, 4);
+    space.results = take(&next, run->queries_together * result_width(dim), 4);
+    space.scales = take(&next, run->queries_together * groups, 4);
+    space.state_scales = take(&next, (groups + 1) * PLACES, 4);
+    space.offsets = take(&next, run->queries_together * groups, 4);
+    space.others = take(&next, run->nodes_together * run->tree_width, 4);
+    space.codes = take(&next, run->queries_together * run->head_width, 1);
+    space.states = take(&next, PLACES * result_width(dim), 1);
+    space.slots = take(&next, run->nodes_together, sizeof(Slots));
+    space.bytes = next - memory;
+    return space;
+}
+
+static Space space_of(const Run *run, int thread) { return lay_out_space(run, run->spaces + thread * run->space_bytes); }
 
 /* ---- rows ---- */
 
@@ -173,15 +209,9 @@ static void rotate(float *x, const float *table, int64_t dim) {
     }
 }
 
-static void store_state(const Run *run, void *states, int64_t row, int64_t head, int64_t slot, const float *x) {
-    int64_t width = run->head_width, line = run->step->lines[row];
-    int64_t place = ((line * run->model->kv_heads + head) * run->step->cache_slots + slot) * width;
-    for (int64_t c = 0; c < width; c += W) {
-        if (run->model->kv == KV_F16)
-            v_store_half((uint16_t *)states + place + c, v_load(x + c));
-        else
-            v_store((float *)states + place + c, v_load(x + c));
-    }
+static uint8_t *state_at(const Run *run, void *states, int64_t line, int64_t head, int64_t slot) {
+    int64_t first = (line * run->model->kv_heads + head) * run->step->cache_slots;
+    return (uint8_t *)states + (first + slot) * run->state_bytes;
 }
 
 /* Norms and rotary positions of queries and keys; keys and values go to the cache. */
@@ -192,10 +222,11 @@ static void place_heads(void *context, int64_t first, int64_t last, int thread) 
     const Layer *layer = run->layer;
     const LayerCache *cache = &step->cache[run->number];
     int64_t dim = model->head_dim, width = run->head_width, queries = model->heads * dim, keys = model->kv_heads * dim;
-    float *own = run->results + thread * MOST_SHARED * width;
+    float *own = space_of(run, thread).results;
     for (int64_t row = first; row < last; row++) {
         float *x = run->outputs + row * run->output_width;
         int64_t b = row / run->width, node = b * step->nodes + run->first + row % run->width, slot = step->slots[node];
+        int64_t line = step->lines[b];
         const float *table = step->rotary[layer->rotary] + step->positions[node] * model->rotary_dim;
         if (model->head_norm == ALL_HEADS) {
             rms_norm(x, layer->query_norm, queries, model->eps, x);
@@ -207,13 +238,13 @@ static void place_heads(void *context, int64_t first, int64_t last, int thread) 
             memcpy(to, x + head * dim, (size_t)dim * 4);
             for (int64_t i = dim; i < width; i++) to[i] = 0.0f;
             if (value >= 0) {
-                store_state(run, cache->values, b, value, slot, to);
+                store_state(model->kv, state_at(run, cache->values, line, value, slot), to, dim, 0);
                 continue;
             }
             const float *norm = key < 0 ? layer->query_norm : layer->key_norm;
             if (model->head_norm == EACH_HEAD) rms_norm(to, norm, dim, model->eps, to);
             rotate(to, table, model->rotary_dim);
-            if (key >= 0) store_state(run, cache->keys, b, key, slot, to);
+            if (key >= 0) store_state(model->kv, state_at(run, cache->keys, line, key, slot), to, dim, 1);
         }
     }
 }
@@ -230,32 +261,42 @@ static Slots visible_slots(const Run *run, int64_t b, int64_t n, int32_t *others
     return (Slots){begin, run_length, run_length + count, others};
 }
 
-static void attend_heads(void *context, int64_t first, int64_t last, int thread) {
-    Run *run = context;
+/* Attention of these heads of so many nodes, from ``row`` on. */
+static void attend_nodes(const Run *run, const Space *space, int64_t row, int nodes, int64_t head, int heads) {
     const Model *model = run->model;
-    const Step *step = run->step;
-    const LayerCache *cache = &step->cache[run->number];
-    int64_t width = run->head_width, share = model->heads / model->kv_heads, dim = model->head_dim;
-    float *scores = run->scores + thread * MOST_SHARED * run->score_width;
-    float *results = run->results + thread * MOST_SHARED * width;
-    int32_t *others = run->others + thread * run->score_width;
-    int64_t row_before = -1;
-    Slots slots = {0};
+    const LayerCache *cache = &run->step->cache[run->number];
+    int64_t dim = model->head_dim, line = run->step->lines[row / run->width], group = head / (model->heads / model->kv_heads);
+    Head keys = {state_at(run, cache->keys, line, group, 0), run->state_bytes, run->nothing};
+    Head values = {state_at(run, cache->values, line, group, 0), run->state_bytes, run->nothing};
+    Together together = {
+        model->kv, nodes, heads, dim, space->slots, keys, values, model->attention_scale, model->attention_cap};
+    Query queries[MOST_QUERIES];
+    for (int i = 0; i < nodes * heads; i++) {
+        const float *x = run->queries + ((row + i / heads) * model->heads + head + i % heads) * run->head_width;
+        queries[i] = (Query){
+            x, space->scores + i * run->score_width, space->results + i * result_width(dim), 0.0f,
+            space->codes + i * run->head_width, space->scales + i * groups_of(dim), space->offsets + i * groups_of(dim)};
+    }
+    Int8Space states = {space->states, space->state_scales};
+    attend(&together, queries, &states);
+    for (int i = 0; i < nodes * heads; i++)
+        memcpy(run->inputs + (row + i / heads) * run->input_width + (head + i % heads) * dim, queries[i].out, (size_t)dim * 4);
+}
+
+/* Items: for each block of nodes, the heads that share keys. */
+static void attend_heads(void *context, int64_t first, int64_t last, int thread) {
+    const Run *run = context;
+    int64_t kv_heads = run->model->kv_heads, share = run->model->heads / kv_heads, before = -1;
+    int64_t trees = run->tree_width, blocks = (run->width + run->nodes_together - 1) / run->nodes_together;
+    Space space = space_of(run, thread);
     for (int64_t item = first; item < last; item++) {
-        int64_t row = item / model->kv_heads, group = item % model->kv_heads, b = row / run->width;
-        if (row != row_before) slots = visible_slots(run, b, run->first + row % run->width, others);
-        row_before = row;
-        size_t place = (size_t)((step->lines[b] * model->kv_heads + group) * step->cache_slots * width);
-        place *= model->kv == KV_F16 ? 2 : 4;
-        Head keys = {(const uint8_t *)cache->keys + place, width, model->kv};
-        Head values = {(const uint8_t *)cache->values + place, width, model->kv};
-        for (int64_t h = 0; h < share; h += MOST_SHARED) {
-            int heads = (int)(share - h < MOST_SHARED ? share - h : MOST_SHARED);
-            int64_t head = group * share + h;
-            const float *q = run->queries + (row * model->heads + head) * width;
-            attend(&keys, &values, &slots, heads, q, model->attention_scale, model->attention_cap, scores, run->score_width, results);
-            float *to = run->inputs + row * run->input_width + head * dim;
-            for (int i = 0; i < heads; i++) memcpy(to + i * dim, results + i * width, (size_t)dim * 4);
+        int64_t block = item / kv_heads, group = item % kv_heads, b = block / blocks, n = block % blocks * run->nodes_together;
+        int nodes = (int)(run->width - n < run->nodes_together ? run->width - n : run->nodes_together);
+        for (int i = 0; block != before && i < nodes; i++) space.slots[i] = visible_slots(run, b, run->first + n + i, space.others + i * trees);
+        before = block;
+        for (int64_t h = 0; h < share; h += MOST_QUERIES) {
+            int heads = (int)(share - h < MOST_QUERIES ? share - h : MOST_QUERIES);
+            attend_nodes(run, &space, b * run->width + n, nodes, group * share + h, heads);
         }
     }
 }
@@ -348,7 +389,8 @@ static void run_layer(Run *run, int64_t number) {
         rows_in_parallel(run, before_attention, &layer->qkv);
         product(run);
         rows_in_parallel(run, place_heads, &layer->qkv);
-        parallel(run->pool, attend_heads, run, run->rows * run->model->kv_heads, 1);
+        int64_t blocks = (run->width + run->nodes_together - 1) / run->nodes_together;
+        parallel(run->pool, attend_heads, run, run->step->rows * blocks * run->model->kv_heads, 1);
         rows_in_parallel(run, after_attention, &layer->out);
         product(run);
     }
@@ -417,11 +459,17 @@ static int32_t bad_data(const Matrix *m) {
     return bad_matrix(m->outputs, m->inputs, m->bits, m->zero) || !m->data || (uintptr_t)m->data % 64;
 }
 
+int64_t fd_state_bytes(int32_t kv, int64_t head_dim) {
+    int known = kv == KV_F16 || kv == KV_F32 || kv == KV_I8;
+    return known && head_dim > 0 && head_dim <= 1 << 16 ? state_bytes(kv, head_dim) : -1;
+}
+
 static int32_t check_model(const Model *m) {
     int64_t width = m->heads * m->head_dim, both = (m->heads + 2 * m->kv_heads) * m->head_dim, up = m->gated ? 2 * m->inner : m->inner;
     int sizes = m->layers > 0 && m->hidden > 0 && m->heads > 0 && m->kv_heads > 0 && m->head_dim > 0 && m->inner > 0;
     if (!sizes || m->vocabulary < 1 || m->heads % m->kv_heads || m->rotary_dim < 0 || m->rotary_dim > m->head_dim || m->rotary_dim % 2)
         return BAD_SHAPE;
+    if (fd_state_bytes(m->kv, m->head_dim) < 0) return BAD_SHAPE;
     if (m->kinds < 1 || m->rotary_tables < 1 || !m->final_norm) return BAD_SHAPE;
     if (m->embedding.inputs != m->hidden || m->embedding.outputs != m->vocabulary) return BAD_SHAPE;
     if (m->head.inputs != m->hidden || m->head.outputs != m->vocabulary) return BAD_SHAPE;
@@ -472,17 +520,11 @@ static int32_t check_step(const Model *m, const Step *s) {
 
 /* ---- memory ---- */
 
-static void *take(uint8_t **next, int64_t count, int64_t bytes) {
-    void *taken = *next;
-    if (*next) *next += padded(count * bytes, 64);
-    return taken;
-}
-
 /* Assign the buffers; returns their size. With no memory yet, only the size counts. */
 static size_t lay_out(Run *run, uint8_t *memory, int64_t rows, int64_t threads) {
     const uint8_t *start = memory ? memory : (uint8_t *)64;
     uint8_t *next = (uint8_t *)start;
-    int64_t groups = run->input_width / GROUP, shared = threads * MOST_SHARED;
+    int64_t groups = run->input_width / GROUP;
     run->states = take(&next, rows * run->state_width, 4);
     run->inputs = take(&next, rows * run->input_width + GROUP, 4);
     run->outputs = take(&next, rows * run->output_width + GROUP, 4);
@@ -492,9 +534,8 @@ static size_t lay_out(Run *run, uint8_t *memory, int64_t rows, int64_t threads) 
     run->sums = take(&next, rows * groups, 4);
     run->offsets = take(&next, rows * groups, 4);
     run->places = take(&next, rows, 8);
-    run->scores = take(&next, shared * run->score_width, 4);
-    run->results = take(&next, shared * run->head_width, 4);
-    run->others = take(&next, threads * run->score_width, 4);
+    run->nothing = take(&next, run->state_bytes, 1);
+    run->spaces = take(&next, threads * run->space_bytes, 1);
     return (size_t)(next - start);
 }
 
@@ -508,7 +549,21 @@ static int32_t reserve(Engine *engine, Run *run, int64_t rows, int64_t threads) 
         engine->size = size;
     }
     lay_out(run, engine->memory, rows, threads);
+    if (run->state_bytes) memset(run->nothing, 0, (size_t)run->state_bytes);
     return OK;
+}
+
+/* How many nodes of a row attend together: as many as there are queries for, but so few that all threads have work and
+ * scores stay in the caches.
+ */
+static void share_attention(Run *run, int64_t width) {
+    const Model *model = run->model;
+    int64_t share = model->heads / model->kv_heads, threads = run->pool->workers + 1, nodes = larger(MOST_QUERIES / share, 1);
+    while (nodes > 1 && nodes * share * run->score_width * 4 > MOST_SCORES) nodes--;
+    while (nodes > 1 && threads > 1 && run->step->rows * ((width + nodes - 1) / nodes) * model->kv_heads < 3 * threads) nodes--;
+    run->nodes_together = nodes < width ? nodes : width;
+    run->queries_together = run->nodes_together * (share < MOST_QUERIES ? share : MOST_QUERIES);
+    run->space_bytes = lay_out_space(run, (uint8_t *)64).bytes;
 }
 
 int32_t fd_forward(Engine *engine, const Model *model, const Step *step, int32_t threads) {
@@ -519,13 +574,16 @@ int32_t fd_forward(Engine *engine, const Model *model, const Step *step, int32_t
     int64_t all = model->heads + 2 * model->kv_heads, inner = model->gated ? 2 * model->inner : model->inner, trees = 0;
     for (int64_t kind = 0; kind < model->kinds; kind++) trees = larger(trees, step->visible[kind].nodes);
     Run run = {.model = model, .step = step, .pool = &engine->pool};
-    run.head_width = padded(model->head_dim, TILE);
+    run.head_width = padded(model->head_dim, GROUP);
+    run.state_bytes = state_bytes(model->kv, model->head_dim);
     run.state_width = padded(model->hidden, GROUP);
     run.input_width = padded(larger(larger(model->hidden, model->heads * model->head_dim), model->inner), GROUP);
     run.output_width = padded(larger(larger(all * model->head_dim, model->hidden), inner), TILE);
-    run.score_width = padded(step->cache_slots + trees, TILE) + TILE;
+    run.score_width = padded(step->cache_slots + trees, BLOCK);
+    run.tree_width = trees;
     int64_t width = larger(TOGETHER / step->rows, 1);
     width = width < step->nodes ? width : step->nodes;
+    share_attention(&run, width);
     bad = reserve(engine, &run, step->rows * width, engine->pool.workers + 1);
     if (bad) return bad;
     FloatMode before = default_float_mode();

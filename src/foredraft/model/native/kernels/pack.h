@@ -24,6 +24,12 @@ INLINE int64_t block_bytes(int64_t inputs, int32_t bits, int32_t zero) {
     return padded(groups_of(inputs) * group_bytes(bits, zero == MINIMA), 64);
 }
 
+INLINE int32_t four(const int8_t *p) { /* codes as a number */
+    int32_t value;
+    memcpy(&value, p, 4);
+    return value;
+}
+
 /* What a block holds of a group, from the 16 outputs' codes on; ``minima`` means nothing where there are none. */
 typedef struct {
     const uint8_t *codes;

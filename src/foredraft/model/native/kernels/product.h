@@ -64,12 +64,6 @@ INLINE void fetch_ahead(const uint8_t *block, int64_t group, int bits, int minim
     for (int64_t line = 0; line < group_bytes(bits, minima); line += 64) __builtin_prefetch(next + line, 0, 2);
 }
 
-INLINE int32_t four(const int8_t *p) {
-    int32_t value;
-    memcpy(&value, p, 4);
-    return value;
-}
-
 #if W == 16
 
 #define MOST_ROWS 8

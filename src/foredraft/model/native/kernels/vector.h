@@ -82,6 +82,10 @@ INLINE int32_t v_quantise(vf a, float inverse, int8_t *p) {
     _mm_storeu_si128((__m128i *)p, _mm512_cvtsepi32_epi8(q));
     return _mm512_reduce_add_epi32(q);
 }
+/* Store round(a) for a in [0, 255] as bytes. */
+INLINE void v_store_codes(vf a, uint8_t *p) {
+    _mm_storeu_si128((__m128i *)p, _mm512_cvtusepi32_epi8(_mm512_cvtps_epu32(a)));
+}
 /* Sums of four vectors. */
 INLINE void v_sums(vf a, vf b, vf c, vf d, float *p) {
     vf ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
@@ -138,6 +142,11 @@ INLINE int32_t v_quantise(vf a, float inverse, int8_t *p) {
     sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4e));
     return _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1)));
 }
+INLINE void v_store_codes(vf a, uint8_t *p) {
+    __m256i q = _mm256_cvtps_epi32(a);
+    __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(q), _mm256_extracti128_si256(q, 1));
+    _mm_storel_epi64((__m128i *)p, _mm_packus_epi16(words, words));
+}
 INLINE void v_sums(vf a, vf b, vf c, vf d, float *p) {
     vf all = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
     _mm_storeu_ps(p, fold(all));
@@ -174,6 +183,11 @@ INLINE int32_t v_quantise(vf a, float inverse, int8_t *p) {
     int8x8_t bytes = vqmovn_s16(vcombine_s16(words, words));
     vst1_lane_s32((int32_t *)p, vreinterpret_s32_s8(bytes), 0);
     return vaddvq_s32(q);
+}
+INLINE void v_store_codes(vf a, uint8_t *p) {
+    uint16x4_t words = vqmovn_u32(vcvtnq_u32_f32(a));
+    uint8x8_t bytes = vqmovn_u16(vcombine_u16(words, words));
+    vst1_lane_u32((uint32_t *)p, vreinterpret_u32_u8(bytes), 0);
 }
 INLINE void v_sums(vf a, vf b, vf c, vf d, float *p) {
     vst1q_f32(p, vpaddq_f32(vpaddq_f32(a, b), vpaddq_f32(c, d)));
@@ -212,6 +226,7 @@ INLINE int32_t v_quantise(vf a, float inverse, int8_t *p) {
     *p = (int8_t)q;
     return q;
 }
+INLINE void v_store_codes(vf a, uint8_t *p) { *p = a >= 0.0f && a <= 255.0f ? (uint8_t)rintf(a) : 255; }
 INLINE void v_sums(vf a, vf b, vf c, vf d, float *p) { p[0] = a, p[1] = b, p[2] = c, p[3] = d; }
 
 #endif
