@@ -12,6 +12,9 @@ tokens without the beginning that all prompts share, KL against transformers in 
 logits. KV caches are the peers' defaults: float16 in llama.cpp, 8 bits in OpenVINO, which also rounds activations
 unless it runs with ACCURACY.
 
+``--shape 1b 3b`` compares the engines that read GGUF files on Llama models of these sizes with random weights in Q4_0,
+which it writes itself, with the vocabulary of ``--model``.
+
     npm install --prefix PEERS node-llama-cpp
     python -m venv PEERS/ov && PEERS/ov/bin/pip install openvino-genai
     python benchmarks/engines.py --model FOLDER --gguf A.Q4_0.gguf A.Q8_0.gguf --node PEERS/node_modules \\
@@ -23,7 +26,6 @@ import fnmatch
 import json
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -37,30 +39,21 @@ import numpy as np
 import torch
 import transformers
 from edits import EDITS
+from engine_tables import PLAIN, tables
 from jaxtyping import Float
 from origin import provenance
-from reading import quartiles, read
+from reading import read
 from torch import Tensor
+from write_gguf import SHAPES, write_random
 
 import foredraft
 from foredraft.bench.prompts import read_prompts
 from foredraft.core.divergence import kl
 
 PEERS = Path(__file__).parent / "peers"
-PLAIN = "plain"
 REFERENCE = f"transformers float32 {PLAIN}"
-SHORT = (
-    f"foredraft Q4_0 {PLAIN}",
-    "foredraft Q4_0 prompt_lookup",
-    f"llama.cpp Q4_0 {PLAIN}",
-    "llama.cpp Q4_0 lookup",
-    f"openvino Q4_1 {PLAIN}",
-    "openvino Q4_1 lookup",
-    f"foredraft Q8_0 {PLAIN}",
-    f"llama.cpp Q8_0 {PLAIN}",
-    f"transformers float32 {PLAIN}",
-)
 RESULTS = Path("benchmarks/results/engines.jsonl")
+SHAPE_RESULTS = Path("benchmarks/results/engines_shapes.jsonl")
 WARM_UP = list(range(1000, 1064))
 FILES = ("sum", "mt_bench", "humaneval", "gsm8k", "qa")
 BUILT_IN = {
@@ -94,11 +87,11 @@ def arms_of(args: argparse.Namespace, threads: int) -> list[Arm]:
 
 
 def _torch_arms(args: argparse.Namespace) -> Iterator[Arm]:
-    for dtype in ("float32", "bfloat16"):
+    for dtype in () if args.shape else ("float32", "bfloat16"):
         command = [sys.executable, str(PEERS / "transformers_worker.py")]
         yield Arm(f"transformers {dtype} {PLAIN}", command, {"model": str(args.model), "dtype": dtype})
     command = [sys.executable, str(PEERS / "foredraft_worker.py")]
-    for weights in ("int4", "int8", None):
+    for weights in () if args.shape else ("int4", "int8", None):
         for drafter in (None, *args.drafters):
             options = {"model": str(args.model), "weights": weights, "drafter": drafter}
             yield Arm(f"foredraft {weights or 'float32'} {drafter or PLAIN}", command, options)
@@ -134,6 +127,15 @@ def _openvino_arms(args: argparse.Namespace) -> Iterator[Arm]:
 def _type(file: Path) -> str:
     """The type of weights in a name such as MODEL.Q4_0.gguf."""
     return file.stem.rsplit(".", 1)[-1]
+
+
+def random_files(args: argparse.Namespace, folder: Path) -> list[Path]:
+    """Files of the shapes that were asked for; their types are named 1b-Q4_0 and the like."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(args.model)
+    files = [folder / f"random.{name}-Q4_0.gguf" for name in args.shape]
+    for name, file in zip(args.shape, files, strict=True):
+        write_random(file, SHAPES[name], tokenizer)
+    return files
 
 
 def report_missing(args: argparse.Namespace) -> None:
@@ -288,75 +290,11 @@ class Run:
         return torch.from_numpy(logits).double().log_softmax(-1)
 
 
-def tables(lines: dict[str, list[dict]]) -> str:
-    """Two tables: each arm's figures, and tokens per second by task."""
-    runs = _by_arm(lines)
-    one = {kind: {(line["threads"], line["arm"]): line for line in lines.get(kind, [])} for kind in ("load", "memory")}
-    quality = {line["arm"]: line for line in lines.get("quality", [])}
-    head = ["arm", "threads", "tokens/s", "prefill tokens/s", "first token, ms", "load, s", "peak MiB", "as plain"]
-    rows = []
-    for (threads, arm), own in runs.items():
-        plain = f"{arm.rsplit(' ', 1)[0]} {PLAIN}"
-        law = quality.get(plain, {})
-        memory = one["memory"][threads, arm]["mebibytes"]
-        rows.append(
-            [arm, str(threads), quartiles([_rate(run) for run in own])]
-            + [quartiles([run["prompt_tokens"] / run["first_seconds"] for run in own])]
-            + [f"{1000 * statistics.median(run['first_seconds'] for run in own):.0f}"]
-            + [f"{one['load'][threads, arm]['load_seconds']:.1f}", f"{memory:.0f}" if memory else ""]
-            + [_as_plain(own, runs.get((threads, plain), []))]
-            + [f"{law[name]:.{digits}f}" if name in law else "" for name, digits in (("perplexity", 2), ("kl", 4))]
-        )
-    return f"{_table([*head, 'perplexity', 'KL'], rows)}\n\n{_by_task(runs)}"
-
-
-def in_short(lines: dict[str, list[dict]]) -> str:
-    """Tokens per second by task, of the arms that readers compare, with one thread."""
-    runs = _by_arm(lines)
-    return _by_task({(1, arm): runs[1, arm] for arm in SHORT if (1, arm) in runs})
-
-
-def _by_arm(lines: dict[str, list[dict]]) -> dict[tuple[int, str], list[dict]]:
-    runs: dict[tuple[int, str], list[dict]] = {}
-    for run in lines["run"]:
-        runs.setdefault((run["threads"], run["arm"]), []).append(run)
-    return runs
-
-
-def _by_task(runs: dict[tuple[int, str], list[dict]]) -> str:
-    """Medians of tokens per second."""
-    tasks = list(dict.fromkeys(run["task"] for own in runs.values() for run in own))
-    rows = [
-        [arm, str(threads)]
-        + [f"{statistics.median(_rate(run) for run in own if run['task'] == task):.1f}" for task in tasks]
-        for (threads, arm), own in runs.items()
-    ]
-    return _table(["tokens/s", "threads", *tasks], rows)
-
-
-def _rate(run: dict) -> float:
-    """Tokens per second after those that came first."""
-    seconds = run["seconds"] - run["first_seconds"]
-    return (len(run["output"]) - run["first_tokens"]) / seconds
-
-
-def _as_plain(own: list[dict], plain: list[dict]) -> str:
-    """How many outputs are those of the arm that drafts nothing."""
-    if not plain or own[0]["arm"] == plain[0]["arm"]:
-        return ""
-    same = sum(a["output"] == b["output"] for a, b in zip(own, plain, strict=True))
-    return f"{same} of {len(own)}"
-
-
-def _table(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---"] * 2 + ["---:"] * (len(head) - 2), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True, help="folder of the model in float32")
     parser.add_argument("--gguf", type=Path, nargs="*", default=[], help="files of the same model, for the peers")
+    parser.add_argument("--shape", nargs="*", default=[], choices=SHAPES, help="random weights of these sizes instead")
     parser.add_argument("--node", type=Path, help="a node_modules folder with node-llama-cpp")
     parser.add_argument("--openvino", type=Path, help="the Python interpreter of an environment with openvino-genai")
     parser.add_argument("--openvino-types", nargs="*", default=["Q4_1"], help="types of files that OpenVINO runs")
@@ -368,10 +306,19 @@ def main() -> None:
     parser.add_argument("--scored", type=int, default=96, help="tokens of each prompt for perplexity and KL; 0: none")
     parser.add_argument("--only", nargs="*", default=["*"], help='patterns of "NAME @THREADS"')
     parser.add_argument("--skip", nargs="*", default=[])
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, help=f"default: {RESULTS}, or {SHAPE_RESULTS.name} with --shape")
     args = parser.parse_args()
-    report_missing(args)
-    prompts = prompts_of(args)
+    args.out = args.out or (SHAPE_RESULTS if args.shape else RESULTS)
+    with tempfile.TemporaryDirectory() as folder:
+        if args.shape:
+            args.gguf, args.scored = random_files(args, Path(folder)), 0
+        report_missing(args)
+        compare(args, prompts_of(args))
+    print(f"\n{tables(read(args.out))}")
+
+
+def compare(args: argparse.Namespace, prompts: list[tuple[str, list[int]]]) -> None:
+    """Run all arms with each number of threads, and write what they said."""
     args.out.parent.mkdir(parents=True, exist_ok=True)
     processors = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else []
     with args.out.open("w") as out:
@@ -391,7 +338,6 @@ def main() -> None:
                     process.close()
                 if sys.platform == "linux":
                     os.sched_setaffinity(0, processors)
-    print(f"\n{tables(read(args.out))}")
 
 
 if __name__ == "__main__":

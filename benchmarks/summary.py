@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
+import engine_tables
 import engines
 import heads_summary
 import policy_tables
@@ -176,14 +177,14 @@ def against_transformers() -> str:
     )
 
 
-def engines_made(lines: dict[str, list[dict]]) -> str:
+def engines_made(lines: dict[str, list[dict]], results: Path = engines.RESULTS) -> str:
     """Where, by what and on which model the engines were compared."""
     origin = lines["provenance"][0]
     chats = len({(run["task"], run["prompt_tokens"]) for run in lines["run"]})
     return (
         f"{origin['model']}, {origin['new_tokens']} new tokens of {chats} chats, greedy, medians. "
         f"{origin['device']}, torch {origin['torch']}, commit {origin['commit'][:9]}, {origin['date']}. "
-        "Every run is in `benchmarks/results/engines.jsonl`."
+        f"Every run is in `{results}`."
     )
 
 
@@ -204,8 +205,11 @@ def pages() -> dict[Path, str]:
     cells = policy_tables.read()
     few = [cell for cell in cells if cell.target == "sample" and cell.method in policy_tables.IN_SHORT]
     lines = read(ROOT / engines.RESULTS)
-    compared = {"engines": f"{engines.in_short(lines)}\n\n{engines_made(lines)}"}
-    every = {"engines": f"{engines.tables(lines)}\n\n{engines_made(lines)}"}
+    compared = {"engines": f"{engine_tables.in_short(lines)}\n\n{engines_made(lines)}"}
+    every = {"engines": f"{engine_tables.tables(lines)}\n\n{engines_made(lines)}"}
+    if (ROOT / engines.SHAPE_RESULTS).exists():
+        shapes = read(ROOT / engines.SHAPE_RESULTS)
+        every["shapes"] = f"{engine_tables.shapes(shapes)}\n\n{engines_made(shapes, engines.SHAPE_RESULTS)}"
     served = {"serving": serving.table()} if serving.RESULTS.exists() else {}
     blocks = {
         "README.md": {"results": f"{policy_tables.in_short(few)} {_made(few)} {against_transformers()}"} | compared,

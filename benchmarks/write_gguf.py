@@ -15,7 +15,7 @@ import gguf
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType as Type
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 NAMES = {"gemma3_text": "gemma3"}
 """GGUF's names of models, where they are not transformers'."""
@@ -63,6 +63,26 @@ SCALING = {
     "beta_slow": "scaling.yarn_beta_slow",
 }
 
+SHAPES: dict[str, dict[str, Any]] = {
+    "1b": {
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+    },
+    "3b": {
+        "hidden_size": 3072,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 24,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+    },
+}
+"""Those of Llama 3.2, but for the vocabulary."""
+
 
 def write(
     path: Path,
@@ -90,6 +110,37 @@ def write(
         fits = array.ndim > 1 and array.shape[-1] % gguf.GGML_QUANT_SIZES[Type[kind]][0] == 0
         chosen = Type[kind] if fits else Type.F32
         writer.add_tensor(tensor, gguf.quants.quantize(array, chosen), raw_dtype=chosen)
+    _finish(writer)
+
+
+def write_random(path: Path, shape: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> None:
+    """Write a Llama model of random weights in Q4_0, in the memory of the file: for speed, not for texts."""
+    sizes = {"vocab_size": len(tokenizer), "max_position_embeddings": 4096, "tie_word_embeddings": True}
+    config = LlamaConfig(**sizes, **shape)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    writer, source = gguf.GGUFWriter(path, "llama"), np.random.default_rng(0)
+    for key, value in {**_values(config, "llama"), **_vocabulary(tokenizer, "gpt-2")}.items():
+        _add(writer, key, value)
+    for key, weight in model.named_parameters():
+        stem, _, suffix = key.rpartition(".")
+        tensor = f"{names.get_name(stem)}.{suffix}"
+        if weight.ndim == 1:
+            writer.add_tensor(tensor, np.ones(weight.shape, dtype=np.float32))
+        else:
+            writer.add_tensor(tensor, _random_blocks(source, *weight.shape), raw_dtype=Type.Q4_0)
+    _finish(writer)
+
+
+def _random_blocks(source: np.random.Generator, outputs: int, inputs: int) -> np.ndarray:
+    """Rows of Q4_0: for each 32 inputs a scale, with which outputs have about the size of inputs, and random codes."""
+    blocks = source.integers(0, 256, (outputs, inputs // 32, 18), dtype=np.uint8)
+    blocks[..., :2] = np.frombuffer(np.float16(inputs**-0.5 / 4.6).tobytes(), dtype=np.uint8)
+    return blocks.reshape(outputs, -1)
+
+
+def _finish(writer: gguf.GGUFWriter) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -31,3 +31,23 @@ def test_two_engines_in_turns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, c
     told = capsys.readouterr().out
     assert "Skipped llama.cpp: install" in told and "Skipped OpenVINO" in told
     assert told.count("| foredraft float32 plain | 1 |") == 2
+
+
+def test_a_shape_with_random_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 16}
+    shape = {**sizes, "num_attention_heads": 4, "num_key_value_heads": 2}
+    monkeypatch.setitem(importlib.import_module("write_gguf").SHAPES, "tiny", shape)
+    out = tmp_path / "shapes.jsonl"
+    words = ["engines.py", "--model", str(MODEL), "--prompt-files", str(tmp_path / "none"), "--out", str(out)]
+    words += ["--shape", "tiny", "--tokens", "6", "--prompts", "1", "--only", "foredraft * plain @1"]
+    monkeypatch.setattr(sys, "argv", words)
+    importlib.import_module("engines").main()
+    lines = importlib.import_module("reading").read(out)
+    assert {run["arm"] for run in lines["run"]} == {"foredraft tiny-Q4_0 plain"} and "quality" not in lines
+    assert lines["provenance"][0]["gguf"] == ["random.tiny-Q4_0.gguf"]
+    assert len({tuple(run["output"]) for run in lines["run"]}) > 1
+    theirs = [{**run, "arm": "llama.cpp tiny-Q4_0 plain", "seconds": 2 * run["seconds"]} for run in lines["run"]]
+    theirs = [{**run, "first_seconds": 2 * run["first_seconds"]} for run in theirs]
+    row = importlib.import_module("engine_tables").shapes({"run": lines["run"] + theirs}).splitlines()[2]
+    assert row.startswith("| tiny-Q4_0 | 1 |") and row.endswith("| 2.00 | 2.00 |")

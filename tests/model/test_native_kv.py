@@ -64,8 +64,10 @@ def test_what_is_stored_is_within_half_a_step(shape):
         step, cache = whole(engine, texts)
         engine.forward(step, cache)
         stored.append([part[:, :, :70] for part in cache.stored(0)])
-    for wanted, found in zip(stored[0], (dequantised_keys(stored[1][0], dim), dequantised_values(stored[1][1], dim))):
-        wanted = wanted[..., :dim].double()
+    keys, values = stored[1]
+    pairs = ((stored[0][0], dequantised_keys(keys, dim)), (stored[0][1], dequantised_values(values, dim)))
+    for floats, found in pairs:
+        wanted = floats[..., :dim].double()
         largest = wanted.abs().amax(-1, keepdim=True)
         assert ((found - wanted).abs() <= largest / 127 * 0.5 * 1.002 + 1e-7).all()
         assert (largest > 0.1).any()

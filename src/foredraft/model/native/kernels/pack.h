@@ -49,11 +49,13 @@ INLINE int32_t code_at(const uint8_t *codes, int32_t bits, int64_t output, int64
     return input < 16 ? both & 15 : both >> 4;
 }
 
-INLINE void set_code(uint8_t *codes, int32_t bits, int64_t output, int64_t input, int32_t code) {
-    if (bits == 8) {
-        codes[input / 4 * 64 + output * 4 + input % 4] = (uint8_t)code;
-    } else {
-        codes[input % 16 / 4 * 64 + output * 4 + input % 4] |= (uint8_t)(input < 16 ? code : code << 4);
+/* Put the codes of a group's 32 inputs, four at a time. */
+INLINE void put_codes(uint8_t *to, int32_t bits, int64_t output, const uint8_t *codes) {
+    for (int64_t i = 0; i < (bits == 8 ? 32 : 16); i += 4) {
+        uint32_t four_codes, others;
+        memcpy(&four_codes, codes + i, 4);
+        if (bits == 4) memcpy(&others, codes + i + 16, 4), four_codes |= others << 4;
+        memcpy(to + i * TILE + output * 4, &four_codes, 4);
     }
 }
 
@@ -141,7 +143,7 @@ static Coding coding_of(const float *w, int32_t bits, int32_t zero) {
 
 typedef struct {
     uint16_t scale, minimum;
-    int32_t codes[GROUP];
+    uint8_t codes[GROUP];
 } Encoded;
 
 static void encode_group(const float *w, int32_t bits, int32_t zero, Encoded *found) {
@@ -150,7 +152,7 @@ static void encode_group(const float *w, int32_t bits, int32_t zero, Encoded *fo
     for (int i = 0; i < GROUP; i += W) {
         float codes[W];
         v_store(codes, code_of(&coding, inverse_of(coding.scale), v_load(w + i)));
-        for (int j = 0; j < W; j++) found->codes[i + j] = codes[j] >= 0.0f && codes[j] <= coding.most ? (int32_t)codes[j] : 0;
+        for (int j = 0; j < W; j++) found->codes[i + j] = codes[j] >= 0.0f && codes[j] <= coding.most ? (uint8_t)codes[j] : 0;
     }
 }
 
@@ -158,7 +160,7 @@ static void put_group(uint8_t *block, int64_t groups, int32_t bits, int32_t zero
     Group at = group_at(block, groups, group, bits, zero == MINIMA);
     ((uint16_t *)at.scales)[output] = found->scale;
     if (zero == MINIMA) ((uint16_t *)at.minima)[output] = found->minimum;
-    for (int i = 0; i < GROUP; i++) set_code((uint8_t *)at.codes, bits, output, i, found->codes[i]);
+    put_codes((uint8_t *)at.codes, bits, output, found->codes);
 }
 
 int64_t fd_matrix_bytes(int64_t outputs, int64_t inputs, int32_t bits, int32_t zero) {
@@ -198,7 +200,7 @@ int32_t fd_pack_codes(
         for (int64_t group = 0; group < groups; group++) {
             int64_t place = output * groups + group;
             Encoded found = {scales[place], has_minima ? minima[place] : 0, {0}};
-            for (int i = 0; i < GROUP; i++) found.codes[i] = codes[place * GROUP + i];
+            memcpy(found.codes, codes + place * GROUP, GROUP);
             put_group(data + output / TILE * size, groups, bits, zero, output % TILE, group, &found);
         }
     }
