@@ -25,6 +25,10 @@ from foredraft.model.native.weights import GROUP, PRECISIONS, Codes, PackedMatri
 
 FILE = "foredraft.safetensors"
 _FORMAT, _VERSION = "foredraft quantised weights", "1"
+_DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.uint8: "U8"}
+"""safetensors' names."""
+_LONGEST = len(json.dumps({".minima": {"dtype": "F16", "shape": [1 << 63] * 2, "data_offsets": [1 << 63] * 2}}))
+"""Characters that a tensor takes in the header, but for its weight's name."""
 
 
 class SavedWeights(NamedTuple):
@@ -82,20 +86,17 @@ class _Writer:
         names: of all weights; each may have three parts.
     """
 
-    _LONGEST = len(json.dumps({".minima": {"dtype": "F16", "shape": [1 << 63] * 2, "data_offsets": [1 << 63] * 2}}))
-    _DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.uint8: "U8"}
-
     def __init__(self, file: BinaryIO, names: list[str], metadata: Mapping[str, str]) -> None:
         self._file = file
         self._header: dict[str, Any] = {"__metadata__": metadata}
-        self._space = len(json.dumps(self._header)) + sum(3 * (self._LONGEST + len(json.dumps(name))) for name in names)
+        self._space = len(json.dumps(self._header)) + sum(3 * (_LONGEST + len(json.dumps(name))) for name in names)
         self._space += -self._space % 8
         self._end = 0
         file.write(bytes(8 + self._space))
 
     def add(self, name: str, tensor: Tensor) -> None:
         begin, self._end = self._end, self._end + tensor.nbytes
-        about = {"dtype": self._DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, self._end]}
+        about = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, self._end]}
         self._header[name] = about
         self._file.write(tensor.contiguous().numpy().data)
 
