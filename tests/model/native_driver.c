@@ -89,7 +89,7 @@ typedef struct {
 
 static Random random_model(int64_t dim, int64_t share, int32_t bits, int32_t zero, int32_t kv, int odd) {
     Model m = {
-        .layers = 2, .hidden = odd ? 70 : 64, .kv_heads = 2, .head_dim = dim, .inner = odd ? 90 : 96, .vocabulary = odd ? 101 : 96,
+        .layers = 2, .hidden = odd ? 70 : 64, .kv_heads = 2, .head_dim = dim, .inner = odd ? 90 : 96, .vocabulary = odd ? 101 : 96, .outputs = odd ? 101 : 96,
         .rotary_dim = dim / 2 / 2 * 2, .rotary_tables = 1, .kinds = 1, .activation = odd ? GELU_TANH : SILU, .gated = 1,
         .head_norm = odd ? EACH_HEAD : NO_HEAD_NORM, .kv = kv, .eps = 1e-5f, .embedding_scale = 4.0f, .residual_scale = 1.0f,
         .attention_scale = 1.0f / sqrtf((float)dim), .attention_cap = odd ? 3.0f : 0.0f, .logit_scale = odd ? 2.0f : 1.0f,
@@ -329,6 +329,140 @@ static void check_races(void) {
     free(times), free(one);
 }
 
+/* ---- drafts ---- */
+
+static void check_ranking(void) {
+    enum { COUNT = 37, WANTED = 5 };
+    float logits[2 * 2 * 48], times[2 * COUNT], temperatures[2] = {0.8f, 1.5f}, shares[4 * WANTED], wrong[WANTED];
+    uint8_t raced[2] = {0, 1};
+    int64_t tokens[4 * WANTED];
+    Engine *engine = fd_engine_new();
+    for (int i = 0; i < 4 * 48; i++) logits[i] = 4.0f * uniform();
+    for (int i = 0; i < 2 * COUNT; i++) times[i] = fabsf(uniform()) + 0.01f;
+    logits[5] = NAN, logits[6] = -INFINITY, logits[48] = logits[60] = 9.0f; /* equal ones in their order */
+    Ranking ranking = {2, 2, COUNT, WANTED, logits, 48, temperatures, times, raced, tokens, shares};
+    CHECK(fd_rank(engine, &ranking) == OK);
+    CHECK(tokens[WANTED] == 0 && tokens[WANTED + 1] == 12);
+    for (int n = 0; n < 4; n++) {
+        double scores[COUNT], sum = 0.0;
+        for (int i = 0; i < COUNT; i++) {
+            double x = logits[n * 48 + i];
+            scores[i] = isfinite(x) ? x / temperatures[n / 2] - (n / 2 ? log(times[COUNT + i]) : 0.0) : -1e30;
+            sum += exp(scores[i]);
+        }
+        for (int k = 0; k < WANTED; k++) {
+            int better = 0;
+            for (int i = 0; i < COUNT; i++) better += scores[i] > scores[tokens[n * WANTED + k]] + 1e-5;
+            CHECK(better <= k && fabs(shares[n * WANTED + k] - (scores[tokens[n * WANTED + k]] - log(sum))) < 1e-5);
+        }
+    }
+    Ranking bad = ranking;
+    bad.wanted = COUNT + 1, bad.shares = wrong;
+    CHECK(fd_rank(engine, &bad) == BAD_SHAPE);
+    bad = ranking, bad.stride = COUNT - 1;
+    CHECK(fd_rank(engine, &bad) == BAD_SHAPE);
+    bad = ranking, temperatures[1] = 0.0f;
+    CHECK(fd_rank(engine, &bad) == BAD_SHAPE);
+    fd_engine_free(engine);
+}
+
+enum { LENGTH = 40, TREE = 9, DEEP = 4, WIDE = 3 };
+
+typedef struct {
+    int64_t tokens[ROWS * (1 + TREE)], parents[ROWS * (1 + TREE)], made[2];
+    float scores[ROWS * (1 + TREE)];
+} Drafted;
+
+/* Drafts of ``rows`` rows from number ``first`` on, of several lengths, which first read all of their entries. */
+static void draft(Engine *engine, const Random *made, Cache *cache, int64_t first, int64_t rows, const int64_t *history,
+                  const float *states, const int64_t *ids, Drafted *out, int32_t expected) {
+    const int64_t all_lengths[ROWS] = {LENGTH, 3, 17}, all_lines[ROWS] = {2, 0, 1}, all[ROWS] = {DEEP, 2, DEEP}, numbers[ROWS] = {5, 6, 7};
+    const int64_t window = 6, seeds[ROWS] = {11, 12, 13};
+    const float temperatures[ROWS] = {0.8f, 1.0f, 1.3f};
+    const uint8_t raced[ROWS] = {0, 1, 1};
+    const float *tables[] = {made->rotary};
+    Draft d = {
+        .rows = rows, .width = LENGTH, .history = history + first * LENGTH, .history_stride = LENGTH, .lengths = all_lengths + first,
+        .lines = all_lines + first, .ahead = made->model.entry != TOKENS, .states = states, .places = all_lines + first,
+        .state_rows = ROWS, .state_slots = LENGTH, .carried = made->model.layers + 1, .cache = cache->layers, .cache_rows = ROWS,
+        .cache_slots = SLOTS, .rotary = tables, .rotary_positions = made->positions, .windows = &window, .nodes = TREE,
+        .depth = DEEP, .expanded = WIDE, .children = 4, .allowed = all + first, .count = made->model.outputs - 1, .ids = ids,
+        .temperatures = temperatures + first, .seeds = seeds + first, .numbers = numbers + first, .raced = raced + first,
+        .tokens = out->tokens, .parents = out->parents, .scores = out->scores, .made = out->made};
+    CHECK(fd_draft(engine, &made->model, &d, 1 + (int32_t)(rows % 2)) == expected);
+    if (expected) return;
+    Draft wrong = d;
+    int64_t outside = LENGTH + 1;
+    wrong.lengths = &outside, wrong.rows = 1;
+    CHECK(fd_draft(engine, &made->model, &wrong, 1) == BAD_SHAPE);
+    wrong = d, wrong.count = made->model.outputs + 1;
+    CHECK(fd_draft(engine, &made->model, &wrong, 1) == BAD_SHAPE);
+    wrong = d, wrong.carried = made->model.layers + 2;
+    CHECK(fd_draft(engine, &made->model, &wrong, 1) == BAD_TAP);
+    wrong = d, wrong.rotary_positions = 2;
+    CHECK(fd_draft(engine, &made->model, &wrong, 1) == BAD_POSITION);
+    wrong = d, wrong.cache_slots = LENGTH - 1;
+    CHECK(fd_draft(engine, &made->model, &wrong, 1) == BAD_SLOT);
+    if (states) {
+        wrong = d, wrong.state_slots = 20;
+        CHECK(fd_draft(engine, &made->model, &wrong, 1) == BAD_SLOT);
+        wrong = d, wrong.state_rows = 0;
+        CHECK(fd_draft(engine, &made->model, &wrong, 1) == BAD_ROW);
+        wrong = d, wrong.states = NULL;
+        CHECK(fd_draft(engine, &made->model, &wrong, 1) == BAD_SHAPE);
+    }
+}
+
+/* Drafts of a batch are those of each row alone, bit by bit; a node scores less than its parent, which is before it. */
+static void check_drafts(const Random *made, Engine *engine) {
+    int64_t history[ROWS * LENGTH], ids[128], width = 1 + TREE;
+    float *states = made->model.entry == TOKENS ? NULL : uniforms(ROWS * LENGTH * made->model.hidden, 2.0f);
+    for (int i = 0; i < ROWS * LENGTH; i++) history[i] = below(made->model.vocabulary);
+    for (int i = 0; i < 128; i++) ids[i] = (i * 7 + 3) % made->model.vocabulary;
+    Drafted all, own;
+    for (int named = 0; named < 2; named++) {
+        Cache cache = new_cache(&made->model);
+        draft(engine, made, &cache, 0, ROWS, history, states, named ? ids : NULL, &all, OK);
+        CHECK(all.made[0] == TREE && all.made[1] >= 2 && all.made[1] <= DEEP);
+        for (int64_t b = 0; b < ROWS; b++) {
+            memset(&own, 0, sizeof own);
+            draft(engine, made, &cache, b, 1, history, states, named ? ids : NULL, &own, OK);
+            CHECK(own.made[0] == all.made[0]);
+            CHECK(!memcmp(own.tokens, all.tokens + b * width, sizeof(int64_t) * width));
+            CHECK(!memcmp(own.parents, all.parents + b * width, sizeof(int64_t) * width));
+            CHECK(!memcmp(own.scores, all.scores + b * width, sizeof(float) * width));
+            for (int64_t n = 1; n < width; n++) {
+                int64_t parent = own.parents[n];
+                CHECK(parent == -2 || (parent >= 0 && parent < n && own.scores[n] <= own.scores[parent]));
+                CHECK(own.tokens[n] >= 0 && own.tokens[n] < made->model.vocabulary);
+            }
+        }
+        free_cache(&cache);
+    }
+    free(states);
+}
+
+/* The layers of heads: with given states, alone, beside embeddings, or multiplied with them. */
+static void check_heads(const Random *made, Engine *engine, int32_t bits, int32_t zero) {
+    int64_t hidden = made->model.hidden, all = (made->model.heads + 4) * made->model.head_dim;
+    Layer layers[] = {made->layers[0], made->layers[1]};
+    Random head = *made;
+    head.model.layer = head.layers = layers;
+    head.model.token_norm = head.model.state_norm = made->ones;
+    head.model.fusion = random_matrix(hidden, 2 * hidden, bits, zero, 1);
+    Matrix wide = random_matrix(all, 2 * hidden, bits, zero, 0), own = layers[0].qkv;
+    for (int32_t entry = FUSED; entry <= BESIDE; entry++) {
+        head.model.entry = entry, layers[0].qkv = entry == BESIDE ? wide : own;
+        head.model.final_norm = entry == BESIDE ? made->ones : NULL;
+        head.model.normed_residual = bits == 4, head.model.raw_logits = bits == 8;
+        check_drafts(&head, engine);
+        Step step = {.rows = 1, .nodes = 1};
+        layers[0].qkv = entry == BESIDE ? own : wide;
+        CHECK(fd_forward(engine, &head.model, &step, 1) == BAD_SHAPE);
+    }
+    free_matrix(&wide), free_matrix(&head.model.fusion);
+}
+
 int main(void) {
     if (!fd_runs_here()) return 77;
     const int32_t kinds[][2] = {{4, MINIMA}, {4, 8}, {8, 128}, {8, MINIMA}, {32, 0}};
@@ -343,6 +477,8 @@ int main(void) {
             check_model_bits(&made, engine);
             check_skips(&made, engine);
             check_refusals(&made, engine);
+            check_drafts(&made, engine);
+            check_heads(&made, engine, kinds[kind][0], kinds[kind][1]);
             fd_engine_free(engine);
             free_model(&made);
         }
@@ -350,6 +486,7 @@ int main(void) {
     check_codes();
     for (int kind = 0; kind < 4; kind++) check_unpacking(kinds[kind][0], kinds[kind][1]);
     check_races();
+    check_ranking();
     printf("%s\n", fd_isa());
     return 0;
 }

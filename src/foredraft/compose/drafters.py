@@ -21,7 +21,9 @@ from foredraft.model.cpu_linear import PackedWeights, draft_dtype
 from foredraft.model.head_parts import with_int8_output
 from foredraft.model.hf import CausalLM, acquire
 from foredraft.model.load import as_loaded, load_model, resolve
+from foredraft.model.native.linear import HEAD_BITS, quantise_linears
 from foredraft.model.native.load import with_weights
+from foredraft.model.native.model import NativeLM
 from foredraft.model.replay import Replay
 from foredraft.model.tokenizer import Tokenizer, check_same_tokenizer
 
@@ -111,7 +113,13 @@ class _BuildContext(BuildContext):
         return head.net
 
     def _pack(self, net: Any) -> None:
-        """Pack a head's layers for the CPU, and with int8 the output layer that it borrows from the target."""
+        """Pack a head's layers for the CPU, and with int8 the output layer that it borrows from the target.
+
+        For a target on the native engine, the head runs there too.
+        """
+        if isinstance(self.target, NativeLM):
+            quantise_linears(net, self.target.engine, HEAD_BITS)
+            return
         dtype = draft_dtype()
         if dtype is torch.bfloat16 and self.builder.draws:
             dtype = torch.float32  # the q of drawn drafts must not depend on the number of rows in a product

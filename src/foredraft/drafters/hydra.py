@@ -6,11 +6,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from foredraft.drafters.common.build_context import BuildContext
-from foredraft.drafters.common.feature_cache import FeatureCache
+from foredraft.drafters.common.feature_cache import FeatureCache, TorchLayers
 from foredraft.drafters.common.last_hidden import LastHidden
 from foredraft.drafters.common.static_tree import Options, StaticTreeDrafter
-from foredraft.heads.nets.hydra import Hydra, Prefix
+from foredraft.heads.nets.blocks import Attend
+from foredraft.heads.nets.hydra import Hydra
 from foredraft.heads.nets.target_parts import FINAL
+from foredraft.model.cpu_linear import any_weight
+from foredraft.model.native.head import head_layers
 from foredraft.model.replay import EAGER, Replay
 
 __all__ = ["HydraDrafter", "Options"]
@@ -21,22 +24,22 @@ class HydraDrafter(StaticTreeDrafter[Hydra]):
     """A node's children depend on its path. With Hydra++, a prefix layer processes the target's states first."""
 
     def __init__(self, options: Options, net: Hydra, replay: Replay = EAGER) -> None:
-        state = LastHidden(replay) if net.prefix is None else _prefix_cache(net.prefix, replay)
-        super().__init__(options, net, state)
+        super().__init__(options, net, LastHidden(replay) if net.prefix is None else _prefix_cache(net, replay))
 
     def logits(self, hidden: Float[Tensor, "B 1 H"], paths: Int[Tensor, "B F K"], head: int) -> Float[Tensor, "B F v"]:
         return self._net.logits(hidden.expand(-1, paths.shape[1], -1), paths, head)
 
 
-def _prefix_cache(prefix: Prefix, replay: Replay) -> FeatureCache:
+def _prefix_cache(net: Hydra, replay: Replay) -> FeatureCache:
     """The feature cache of a prefix layer, which reads the target's states but not the tokens."""
-    return FeatureCache(
-        prefix,
-        lambda tokens, features, positions, attend: prefix(features, positions, attend),
-        lambda hidden: hidden[FINAL],
-        window=prefix.window,
-        replay=replay,
-    )
+    prefix = net.prefix
+    assert prefix is not None
+
+    def read(tokens: Tensor, features: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        return prefix(features, positions, attend)
+
+    layers = head_layers(prefix, net.target) or TorchLayers(read, any_weight(prefix).device)
+    return FeatureCache(prefix, layers, lambda hidden: hidden[FINAL], window=prefix.window, replay=replay)
 
 
 def build(options: Options, context: BuildContext) -> HydraDrafter:

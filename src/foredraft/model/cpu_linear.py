@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from foredraft.model.memory import available_bytes
+from foredraft.model.repackable import Repackable
 
 _LEAST_ROWS = (2, 4)
 """Fewer rows are repeated, up to one of these numbers: oneDNN takes longer for one row than for two, and on some
@@ -72,7 +73,7 @@ class _Pack:
         return bias.data_ptr() != self.own_bias.data_ptr()
 
 
-class _Packed(nn.Module):
+class _Packed(nn.Module, Repackable):
     """Base of packed layers, mixed into the plain layer's class."""
 
     plain_class: type[nn.Module]
@@ -123,7 +124,6 @@ class _Packed(nn.Module):
         vars(self).pop("_pack")
 
     def repack(self, plain: Any) -> None:
-        """Take over the weights of a plain layer of the same shape."""
         bias = self._parameters["bias"]
         if bias is not None:
             bias.copy_(plain.bias)
@@ -334,7 +334,7 @@ def copy_weights(model: nn.Module, plain: nn.Module) -> None:
     with torch.inference_mode(False), torch.no_grad():
         for name, module in plain.named_modules():
             mine = model.get_submodule(name)
-            if isinstance(mine, _Packed):
+            if isinstance(mine, Repackable):
                 mine.repack(module)
                 continue
             for own, weight in module.named_parameters(recurse=False):

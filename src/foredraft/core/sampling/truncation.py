@@ -63,6 +63,12 @@ class Truncation:
             eta=column(lambda row: row.eta_cutoff, 0.0),
         )
 
+    @property
+    def cuts(self) -> bool:
+        """Whether any token is cut."""
+        stages = (self.top_k, self.tail, self.min_p, self.typical_p, self.epsilon, self.eta)
+        return any(stage is not None for stage in stages)
+
     def __call__(self, scores: Float[Tensor, "B M V"]) -> Float[Tensor, "B M V"]:
         """Scores divided by the temperature, with -inf at every token that is cut."""
         dtype = scores.dtype

@@ -30,6 +30,10 @@ from foredraft.core.sampling.truncation import Truncation
 __all__ = ["Paths", "Warp", "check_token_ids"]
 
 
+_COLDEST = 1e-3
+"""Least temperature where scores are compared and no law is made."""
+
+
 @dataclass(frozen=True, slots=True)
 class Warp:
     """Converts the logits of B rows to laws, with separate parameters for each row.
@@ -109,6 +113,20 @@ class Warp:
         own = self.truncation.temperature
         clamped = max(1.0, least) if own is None else own.float().clamp(min=least)
         return clamped if self.greedy_rows is None else torch.where(self.greedy_rows, least, clamped)
+
+    @property
+    def scales_only(self) -> bool:
+        """Whether nothing but the temperature changes logits, and no token is cut."""
+        return self.bias_ids is None and not self.needs_paths and not self.truncation.cuts
+
+    def temperatures(self, rows: int, greedy: float) -> Float[Tensor, "B"]:
+        """Each row's temperature; that of greedy rows is given."""
+        own = self.truncation.temperature
+        if self.greedy or own is None:
+            plain = torch.full((rows,), greedy if self.greedy else 1.0)
+            return plain if self.greedy_rows is None else plain.masked_fill_(self.greedy_rows[:, 0, 0], greedy)
+        found = own[:, 0, 0].float().clamp(min=_COLDEST)
+        return found if self.greedy_rows is None else found.masked_fill_(self.greedy_rows[:, 0, 0], greedy)
 
     def scores(self, logits: Float[Tensor, "B M V"], paths: Paths) -> Float[Tensor, "B M V"]:
         """The softmax's input: -inf at all tokens that are banned or cut."""

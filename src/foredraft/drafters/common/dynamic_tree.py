@@ -11,9 +11,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from foredraft.core.draft import Draft
-from foredraft.core.drafter import Plan
+from foredraft.core.drafter import Plan, View
 from foredraft.drafters.common.tree_builder import TreeBuilder
-from foredraft.drafters.common.tree_ops import Candidates, keep_best, worth_a_level
+from foredraft.drafters.common.tree_ops import SHARPEST, Candidates, keep_best, worth_a_level
+from foredraft.model.native.drafting import TreeSize
 
 GUESSES = 8
 """Least number of children that are scored for a node in sampled rows. They cost no forward, and which of a node's
@@ -44,6 +45,19 @@ class TreeLimits(NamedTuple):
         """The most nodes that are expanded, the root excluded."""
         return self.top_k * max(self.depth - 1, 0)
 
+    def children(self, view: View) -> int:
+        """How many children of a node are scored."""
+        return self.top_k if view.warp.greedy else max(self.top_k, GUESSES)
+
+    def size(self, view: View, allowed: Sequence[int]) -> TreeSize:
+        """The same for the kernels.
+
+        Args:
+            allowed: the number of levels that each row may have.
+        """
+        depth = min(self.depth, self.nodes)
+        return TreeSize(self.nodes, depth, self.top_k, self.children(view), self.level_worth, allowed, SHARPEST)
+
     def within(self, plan: Plan, *, recorded: bool = False) -> "TreeLimits":
         """These and the plan's; ``recorded``: without what depends on values."""
         nodes = plan.at_most(self.nodes)
@@ -69,7 +83,7 @@ def build_dynamic_tree(builder: TreeBuilder, allowed: Int[Tensor, "B"], limits: 
         allowed: the number of levels that each row may have.
     """
     roots, depth = builder.view.roots, min(limits.depth, limits.nodes)
-    children = limits.top_k if builder.view.warp.greedy else max(limits.top_k, GUESSES)
+    children = limits.children(builder.view)
     above = torch.zeros(len(builder.view.rows), 1, device=roots.device)  # scores of the frontier nodes
     numbers = torch.zeros_like(roots)[:, None]  # numbers of these nodes among the candidates
     parts: list[tuple[Tensor, Tensor, Tensor]] = []

@@ -15,7 +15,7 @@ from foredraft.core.options import SizedOptions
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.drawn_tree import build_static_tree
 from foredraft.drafters.common.dynamic_tree import TreeLimits, build_dynamic_tree
-from foredraft.drafters.common.feature_cache import FeatureCache, TreeSlots
+from foredraft.drafters.common.feature_cache import FeatureCache, TorchLayers, TreeSlots
 from foredraft.drafters.common.head import HeadDrafter
 from foredraft.drafters.common.templates import best_template
 from foredraft.drafters.common.tree_builder import Level, TreeBuilder
@@ -23,6 +23,7 @@ from foredraft.drafters.common.tree_ops import at_places
 from foredraft.heads.nets.eagle import EagleNet
 from foredraft.model.cpu_linear import any_weight
 from foredraft.model.masks import StepIn, Visible
+from foredraft.model.native.head import head_layers
 from foredraft.model.replay import EAGER, Replay
 
 
@@ -42,9 +43,8 @@ class EagleDrafter(HeadDrafter[FeatureCache], Trainable):
     """A drafter with an EAGLE head. Subclasses implement ``propose``, by ``_draft``."""
 
     def __init__(self, net: EagleNet, needs: Needs, replay: Replay) -> None:
-        cache = FeatureCache(
-            net, net, net.features, layers=net.depth, window=net.window, prepare=net.rotary.reserve, replay=replay
-        )
+        layers = head_layers(net, net.target) or TorchLayers(net, any_weight(net).device, net.rotary.reserve)
+        cache = FeatureCache(net, layers, net.features, depth=net.depth, window=net.window, replay=replay)
         super().__init__(cache, needs)
         self._net = net
 
@@ -114,6 +114,9 @@ class DynamicTreeDrafter(EagleDrafter):
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:
         limits = self._within(self._limits, plan)
+        if limits.depth and self._state.drafts_trees and view.warp.scales_only and not view.draws:
+            allowed = [length * (extent > 1) for length, extent in zip(plan.lengths, view.extents, strict=True)]
+            return self._state.draft(view, limits.size(view, allowed))
         room = 1 + max(self._limits.nodes * view.draws, limits.expanded)
         return self._draft(view, plan, room, self._tree, limits)
 
@@ -152,7 +155,7 @@ class HeadTreeBuilder(TreeBuilder):
     def _read_level(self, tokens: Int[Tensor, "B F"], places: Int[Tensor, "B F"]) -> Float[Tensor, "B F v"]:
         depth, start = len(self.starts) - 1, self.starts[-1]
         added = slice(start, start + tokens.shape[1])
-        carried, tables = self._net.carry(self._states), self._cache.reads_tables
+        carried, tables = self._net.carry(self._states), not self._cache.reads_masks
         step = StepIn(
             tokens=tokens,
             positions=(self._bases + depth).expand_as(tokens),

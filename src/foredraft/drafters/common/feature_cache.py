@@ -6,20 +6,23 @@ keeping them silently lowers acceptance).
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, final
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from foredraft.core.draft import Verdict
+from foredraft.core.draft import Draft, Verdict
 from foredraft.core.drafter import NO_ROOM, Room, StepOut, View
 from foredraft.core.transfer import to_device
 from foredraft.core.tree import TokenTree
 from foredraft.model.attention import masked_attention, runs_kernel
 from foredraft.model.cache import SlotCache, SlotView, bucket, persistent_zeros
 from foredraft.model.cpu_linear import any_weight
+from foredraft.model.head_layers import Layers
 from foredraft.model.masks import Layout, StepIn, address, extent_of
+from foredraft.model.native.drafting import TreeSize
+from foredraft.model.native.head import HeadLayers
 from foredraft.model.prefill import CHUNK
 from foredraft.model.read_rows import ReadRows
 from foredraft.model.replay import EAGER, Replay
@@ -34,6 +37,37 @@ _MAX_POSITION = 1 << 30  # rotary positions are computed, not looked up, so they
 T = TypeVar("T")
 Read = Callable[[Tensor, Tensor, Tensor, Callable[[int, Tensor, Tensor, Tensor], Tensor]], Tensor]
 """``read(tokens [B, N], features [B, N, F], positions [B, N], attend) -> states [B, N, H]``."""
+
+
+@final
+class TorchLayers(Layers):
+    """Layers as a function of tensors, with torch's attention.
+
+    Args:
+        reserve: see ``Layers``.
+    """
+
+    def __init__(self, read: Read, device: torch.device, reserve: Callable[[int], int] = lambda length: 0) -> None:
+        self.reads_masks = not runs_kernel(device)
+        self._read = read
+        self._reserve = reserve
+
+    def reserve(self, length: int) -> int:
+        return self._reserve(length)
+
+    def __call__(
+        self, step: StepIn, cache: SlotCache, features: Float[Tensor, "B N F"], mask: Float[Tensor, "B 1 N S"] | None
+    ) -> Float[Tensor, "B N H"]:
+        tables = not self.reads_masks and step.few
+        window = SlotView(cache, step, stored=tables)
+        if mask is None:
+            mask = (step.tables(window.lines) if tables else step.masks(features.dtype))["rows"]
+
+        def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            keys, values = cache.write(layer, key, value, window)
+            return masked_attention(query, keys, values, mask)
+
+        return self._read(step.tokens, features, step.positions, attend)
 
 
 class DraftState(NamedTuple):
@@ -64,36 +98,33 @@ class FeatureCache:
 
     Args:
         net: the head's network; tensors are kept on its device.
-        read: one forward of the net.
+        layers: its forward.
         features: computes the head's input features from the target's hidden states.
-        layers: the number of attention layers in ``read``.
+        depth: the number of attention layers.
         window: attention window in positions, the own one included; None for all.
-        prepare: called with the largest position before forwards; a number that grows when what they read changes.
         replay: how steps run; a ``child`` of it runs the forwards.
 
-    ``reads_tables``: forwards of trees read ``Visible.table``, and not masks.
+    ``reads_masks``: see ``Layers``.
     """
 
     def __init__(
         self,
         net: nn.Module,
-        read: Read,
+        layers: Layers,
         features: Callable[[Mapping[int, Tensor]], Tensor],
         *,
-        layers: int = 1,
+        depth: int = 1,
         window: int | None = None,
-        prepare: Callable[[int], int] = lambda length: 0,
         replay: Replay = EAGER,
     ) -> None:
         weight = any_weight(net)
-        self._read = read
-        self._prepare = prepare
+        self._layers = layers
         self._replay = replay.child()
         self._versions = [0, 0]  # of the features, and of what was prepared
         self._to_features = features
-        self._cache = SlotCache(layers)
+        self._cache = SlotCache(depth)
         self._features = torch.zeros(0, 0, 0, device=weight.device, dtype=weight.dtype)
-        self.reads_tables = runs_kernel(weight.device)
+        self.reads_masks = layers.reads_masks
         self._used = 0  # slots after these have no features
         self._layout = Layout({"rows": window}, by_type=False)
         self.window = window
@@ -112,7 +143,7 @@ class FeatureCache:
         self._store(row, len(prompt) - features.shape[1], features, room)
         begin, end = self._rows.ahead(row, len(prompt) - 1, room)
         if begin < end:
-            self._prepare(end)
+            self._layers.reserve(end)
             bases = torch.full((1,), begin, dtype=torch.long, device=prompt.device)
             self._committed((row,), prompt[None], bases, end, end - begin)
             self._rows.count[row] = end
@@ -173,19 +204,41 @@ class FeatureCache:
         Args:
             room: slots to reserve after it, for a tree.
         """
+        width, reach = self._catch_up(view, room)
+        places = to_device(view.rows, view.lengths.device)
+        tokens = _tokens(view.history, _new(view, width), width)
+        states = self.run("catch-up", self._read_new, view, places, tokens, self.extent_of(reach))
+        self._rows.read_to(view, _ends(view))
+        return DraftState(states, view.lengths > 1)
+
+    @property
+    def drafts_trees(self) -> bool:
+        """Whether ``draft`` works: the head is on the kernels."""
+        return isinstance(self._layers, HeadLayers)
+
+    def draft(self, view: View, size: TreeSize) -> Draft:
+        """Read the new entries of each row and build a dynamic tree, in one call of the kernels."""
+        assert isinstance(self._layers, HeadLayers)
+        width, _ = self._catch_up(view, 1 + size.top_k * (size.depth - 1))
+        draft = self._layers.draft(view, self._cache, self._features, width, size)
+        self._rows.read_to(view, _ends(view))
+        return draft
+
+    def _catch_up(self, view: View, room: int) -> tuple[int, int]:
+        """Make room for the new entries of each row and for a tree; read all but the last ones of rows far behind.
+
+        Returns:
+            the number of entries to read, and the slots that they reach.
+        """
         self._flush()
-        ends = [extent - 1 for extent in view.extents]  # number of features, and so of entries
-        self._versions[1] = self._prepare(max(ends) + room)
+        ends = _ends(view)
+        self._versions[1] = self._layers.reserve(max(ends) + room)
         slots, read = max(ends) + room, lambda far: self._read_alone(view, far, ends)
         self._reserve(0, 0, self._features.shape[2], view.room)
         width = self._rows.catch_up(view, ends, slots, read, few=self._replay.records)
         reach = max(max(ends), width)
         self._reserve(max(view.rows) + 1, reach, self._features.shape[2])
-        places = to_device(view.rows, view.lengths.device)
-        tokens = _tokens(view.history, _new(view, width), width)
-        states = self.run("catch-up", self._read_new, view, places, tokens, self.extent_of(reach))
-        self._rows.read_to(view, ends)
-        return DraftState(states, view.lengths > 1)
+        return width, reach
 
     @property
     def records(self) -> bool:
@@ -203,7 +256,7 @@ class FeatureCache:
     def extent_of(self, reach: int) -> int:
         """How many slots a forward of few nodes is addressed for, to cover ``reach`` of them."""
         slots = self._cache.slots
-        return slots if self.reads_tables else min(extent_of(reach, self._features.device), slots)
+        return min(extent_of(reach, self._features.device), slots) if self.reads_masks else slots
 
     def slots_of(self, view: View, nodes: int) -> TreeSlots:
         """The slots of a tree of at most ``nodes`` nodes after the entries just read."""
@@ -261,16 +314,7 @@ class FeatureCache:
         Args:
             mask: what the nodes attend to, instead of ``step.visible``.
         """
-        step, tables = step.within(self._cache.slots), self.reads_tables and step.few
-        window = SlotView(self._cache, step, stored=tables)
-        if mask is None:
-            mask = (step.tables(window.lines) if tables else step.masks(features.dtype))["rows"]
-
-        def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            keys, values = self._cache.write(layer, key, value, window)
-            return masked_attention(query, keys, values, mask)
-
-        return self._read(step.tokens, features, step.positions, attend)
+        return self._layers(step.within(self._cache.slots), self._cache, features, mask)
 
     def _reserve(self, rows: int, slots: int, width: int, room: Room = NO_ROOM) -> None:
         """Make room for features.
@@ -292,6 +336,11 @@ class FeatureCache:
         resized[: old[0], :held, : old[2]] = self._features[:, :held]
         self._features = resized
         self._versions[0] += 1
+
+
+def _ends(view: View) -> list[int]:
+    """The number of features of each row, and so of its entries."""
+    return [extent - 1 for extent in view.extents]
 
 
 def _new(view: View, width: int) -> Int[Tensor, "B"]:

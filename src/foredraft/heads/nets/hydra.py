@@ -58,6 +58,7 @@ class Prefix(nn.Module):
 
     def __init__(self, config: BlockConfig, rotary: Rotary) -> None:
         super().__init__()
+        self.config = config
         self.layer = Block(config)
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.rotary = rotary

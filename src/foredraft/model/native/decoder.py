@@ -107,6 +107,7 @@ class Decoder:
         )
         model = c.Model(
             **{name: getattr(shape, name) for name in (*sizes, *factors)},
+            outputs=self.head.outputs,
             rotary_dim=2 * len(shape.frequencies[0].inverse),
             rotary_tables=len(shape.frequencies),
             kinds=kinds,

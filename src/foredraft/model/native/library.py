@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_void_p as c_void_p
 from pathlib import Path
 
@@ -52,15 +53,15 @@ class Layer(Structure):
 
 class Model(Structure):
     _fields_ = [
-        *((name, c_int64) for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "inner", "vocabulary")),
-        *((name, c_int64) for name in ("rotary_dim", "rotary_tables", "kinds")),
+        *((name, c_int64) for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "inner")),
+        *((name, c_int64) for name in ("vocabulary", "outputs", "rotary_dim", "rotary_tables", "kinds")),
         *((name, c_int32) for name in ("activation", "gated", "head_norm", "kv")),
+        *((name, c_int32) for name in ("entry", "normed_residual", "raw_logits")),
         *((name, c_float) for name in ("eps", "embedding_scale", "residual_scale", "attention_scale")),
         *((name, c_float) for name in ("attention_cap", "logit_scale", "logit_cap")),
         ("layer", POINTER(Layer)),
-        ("embedding", Matrix),
-        ("head", Matrix),
-        ("final_norm", c_void_p),
+        *((name, Matrix) for name in ("embedding", "head", "fusion")),
+        *((name, c_void_p) for name in ("token_norm", "state_norm", "final_norm")),
     ]
 
 
@@ -84,7 +85,7 @@ class Step(Structure):
     _fields_ = [
         ("rows", c_int64),
         ("nodes", c_int64),
-        *((name, c_void_p) for name in ("tokens", "positions", "slots", "lines")),
+        *((name, c_void_p) for name in ("tokens", "positions", "slots", "states", "lines")),
         ("visible", POINTER(Visible)),
         ("cache", POINTER(LayerCache)),
         ("cache_rows", c_int64),
@@ -93,10 +94,48 @@ class Step(Structure):
         ("rotary_positions", c_int64),
         ("keep", c_void_p),
         ("kept", c_int64),
+        ("keep_stride", c_int64),
         ("logits", c_void_p),
         ("logits_stride", c_int64),
         ("taps", POINTER(Tap)),
         ("tap_count", c_int64),
+    ]
+
+
+class Ranking(Structure):
+    _fields_ = [
+        *((name, c_int64) for name in ("rows", "nodes", "count", "wanted")),
+        ("logits", c_void_p),
+        ("stride", c_int64),
+        *((name, c_void_p) for name in ("temperatures", "times", "raced", "tokens", "shares")),
+    ]
+
+
+class Draft(Structure):
+    _fields_ = [
+        ("rows", c_int64),
+        ("width", c_int64),
+        ("history", c_void_p),
+        ("history_stride", c_int64),
+        ("lengths", c_void_p),
+        ("lines", POINTER(c_int64)),
+        ("ahead", c_int64),
+        ("states", c_void_p),
+        ("places", POINTER(c_int64)),
+        *((name, c_int64) for name in ("state_rows", "state_slots", "carried")),
+        ("cache", POINTER(LayerCache)),
+        ("cache_rows", c_int64),
+        ("cache_slots", c_int64),
+        ("rotary", POINTER(c_void_p)),
+        ("rotary_positions", c_int64),
+        ("windows", POINTER(c_int64)),
+        *((name, c_int64) for name in ("nodes", "depth", "expanded", "children")),
+        ("least", c_float),
+        ("allowed", POINTER(c_int64)),
+        ("count", c_int64),
+        *((name, c_void_p) for name in ("ids", "temperatures", "seeds", "numbers", "raced")),
+        *((name, c_void_p) for name in ("tokens", "parents", "scores")),
+        ("made", POINTER(c_int64)),
     ]
 
 
@@ -127,6 +166,8 @@ class Library:
                 "fd_product", c_int32, c_void_p, POINTER(Matrix), c_void_p, c_int64, c_void_p, c_int64, c_int32
             )
             self.forward = self._function("fd_forward", c_int32, c_void_p, POINTER(Model), POINTER(Step), c_int32)
+            self.rank = self._function("fd_rank", c_int32, c_void_p, POINTER(Ranking))
+            self.draft = self._function("fd_draft", c_int32, c_void_p, POINTER(Model), POINTER(Draft), c_int32)
             self.exponentials = self._function("fd_exponentials", None, c_void_p, c_int64, c_int64, c_void_p)
             self.advise_huge = self._function("fd_advise_huge", None, c_void_p, c_int64)
         except (OSError, AttributeError) as error:
@@ -158,6 +199,11 @@ def check(fault: int) -> None:
     """Raise a ``ModelError`` for a fault that a function has returned."""
     if fault:
         raise ModelError(f"The native engine was given {_FAULTS[fault]}.")
+
+
+def numbers(values: Sequence[int]) -> "ctypes.Array[c_int64]":
+    """Integers for the kernels; a structure that points to them keeps them alive."""
+    return (c_int64 * len(values))(*values)
 
 
 def pointer(tensor: Tensor | None) -> int | None:

@@ -127,6 +127,12 @@ class PackedMatrix:
         check(library.pack_codes(pointer(given), pointer(scales), own, outputs, inputs, bits, zero, pointer(data)))
         return cls(library, data, _padded(bias, outputs), outputs, inputs, bits, zero)
 
+    def repack(self, weight: Float[Tensor, "O I"]) -> None:
+        """Quantise other floats in place of these weights."""
+        given = weight.detach().float().contiguous()
+        shape = (self.outputs, self.inputs, self.bits, self.zero)
+        check(self.library.pack_floats(pointer(given), *shape, pointer(self.data)))
+
     @property
     def nbytes(self) -> int:
         return self.data.nbytes

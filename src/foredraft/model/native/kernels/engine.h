@@ -34,14 +34,23 @@ enum { SILU, GELU_TANH, GELU, RELU, RELU_SQUARED };
 enum { NO_HEAD_NORM, EACH_HEAD, ALL_HEADS };
 enum { KV_F16, KV_F32, KV_I8 };
 
+/* What the first layer reads: embeddings of tokens; given states; both, multiplied by ``fusion``; or given states, beside
+ * whose norm its attention reads that of the embedding (EAGLE-3). */
+enum { TOKENS, STATES, FUSED, BESIDE };
+
+/* A decoder, or the decoder layers of a draft head. */
 typedef struct {
-    int64_t layers, hidden, heads, kv_heads, head_dim, inner, vocabulary;
+    int64_t layers, hidden, heads, kv_heads, head_dim, inner, vocabulary, outputs; /* outputs: of the output layer */
     int64_t rotary_dim, rotary_tables, kinds;
-    int32_t activation, gated, head_norm, kv;
+    int32_t activation, gated, head_norm, kv, entry;
+    int32_t normed_residual; /* BESIDE: the first layer adds to the norm of the given states */
+    int32_t raw_logits;      /* the output layer reads states before the final norm */
     float eps, embedding_scale, residual_scale, attention_scale, attention_cap, logit_scale, logit_cap;
     const Layer *layer;
-    Matrix embedding, head;
-    const float *final_norm;
+    Matrix embedding, head; /* without data: no tokens; no logits */
+    Matrix fusion;          /* FUSED */
+    const float *token_norm, *state_norm; /* BESIDE */
+    const float *final_norm;              /* or NULL */
 } Model;
 
 /* What the nodes of B rows attend to in layers of one kind: slots [begin, end), then base + j where tree[b, i, j]. */
@@ -65,6 +74,7 @@ typedef struct {
 typedef struct {
     int64_t rows, nodes;
     const int64_t *tokens, *positions, *slots; /* [B, N] */
+    const float *states;                       /* [B * N, hidden], if the first layer reads any */
     const int64_t *lines;                      /* [B]: of the rows in the cache */
     const Visible *visible;                    /* one for each kind of layer */
     const LayerCache *cache;                   /* one for each layer */
@@ -73,11 +83,54 @@ typedef struct {
     int64_t rotary_positions;
     const int64_t *keep; /* nodes whose logits are returned, or NULL for all */
     int64_t kept;
-    float *logits; /* [B * kept, logits_stride] */
+    int64_t keep_stride; /* from a row's to the next one's; 0: the same nodes of all rows */
+    float *logits;       /* [B * kept, logits_stride], or NULL */
     int64_t logits_stride;
     const Tap *taps;
     int64_t tap_count;
 } Step;
+
+/* The best guesses after N nodes of each of B rows, by their logits. */
+typedef struct {
+    int64_t rows, nodes, count, wanted; /* B, N; logits of a node; guesses */
+    const float *logits;                /* [B, N, stride] */
+    int64_t stride;
+    const float *temperatures; /* [B] */
+    const float *times;        /* [B, count]: arrival times of the tokens, or NULL */
+    const uint8_t *raced;      /* [B]: whether a row's guesses race, or NULL: all, if there are times */
+    int64_t *tokens;           /* [B, N, wanted] */
+    float *shares;             /* [B, N, wanted]: their logs */
+} Ranking;
+
+/* A dynamic tree for each of B rows: see draft.h. */
+typedef struct {
+    int64_t rows, width;    /* B; committed entries to read first, each row's last ones */
+    const int64_t *history; /* [B, history_stride]: committed tokens */
+    int64_t history_stride;
+    const int64_t *lengths; /* [B]: committed tokens */
+    const int64_t *lines;   /* [B]: of the rows in the cache */
+    int64_t ahead;          /* entry j reads token j + ahead */
+    const float *states;    /* [state_rows, state_slots, hidden]: what entry j of the row in places[b] reads, if any */
+    const int64_t *places;  /* [B] */
+    int64_t state_rows, state_slots;
+    int64_t carried; /* the tap whose states a node's children read: Tap.layer */
+    const LayerCache *cache;
+    int64_t cache_rows, cache_slots;
+    const float *const *rotary;
+    int64_t rotary_positions;
+    const int64_t *windows;                  /* of each kind of layer, 0: all */
+    int64_t nodes, depth, expanded, children; /* limits: of the tree, its levels, a level's nodes that are read, their children */
+    float least;                              /* no further level for paths whose chances sum to less */
+    const int64_t *allowed;                   /* [B]: levels of the row */
+    int64_t count;                            /* logits that are tokens */
+    const int64_t *ids;                       /* [count]: the target's ids, or NULL: the same */
+    const float *temperatures;                /* [B] */
+    const int64_t *seeds, *numbers; /* [B]: of the race at each row's position, or NULL: none */
+    const uint8_t *raced;           /* [B]: whether a row's guesses race, or NULL: all */
+    int64_t *tokens, *parents;      /* [B, 1 + nodes]: the tree */
+    float *scores;                  /* [B, 1 + nodes] */
+    int64_t *made;                  /* [2]: nodes of the tree, and levels */
+} Draft;
 
 /* Every function that returns int32_t returns 0, or one of these; nothing has been written then. */
 enum { OK, BAD_SHAPE, BAD_TOKEN, BAD_POSITION, BAD_SLOT, BAD_ROW, BAD_VISIBLE, BAD_NODE, NO_MEMORY, BAD_TAP };
@@ -99,6 +152,8 @@ Engine *fd_engine_new(void);
 void fd_engine_free(Engine *engine);
 int32_t fd_product(Engine *engine, const Matrix *matrix, const float *x, int64_t rows, float *y, int64_t stride, int32_t threads);
 int32_t fd_forward(Engine *engine, const Model *model, const Step *step, int32_t threads);
+int32_t fd_draft(Engine *engine, const Model *model, const Draft *draft, int32_t threads);
+int32_t fd_rank(Engine *engine, const Ranking *ranking);
 void fd_advise_huge(void *memory, int64_t bytes);
 void fd_exponentials(const int64_t *bits, int64_t rows, int64_t count, float *out); /* out: [rows, count] */
 

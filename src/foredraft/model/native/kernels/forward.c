@@ -9,6 +9,7 @@
 #include "pool.h"
 #include "product.h"
 #include "race.h"
+#include "rank.h"
 
 #if defined(__linux__)
 #include <sys/mman.h>
@@ -18,10 +19,14 @@
 #define MOST_SCORES (1 << 19) /* bytes of scores of nodes that attend together */
 #define BLOCKS 4     /* blocks of outputs that a thread claims at a time */
 
-struct Engine {
-    Pool pool;
+typedef struct {
     uint8_t *memory;
     size_t size;
+} Buffer;
+
+struct Engine {
+    Pool pool;
+    Buffer forward, drafts;
 };
 
 Engine *fd_engine_new(void) {
@@ -33,7 +38,8 @@ Engine *fd_engine_new(void) {
 void fd_engine_free(Engine *engine) {
     if (!engine) return;
     pool_end(&engine->pool);
-    free(engine->memory);
+    free(engine->forward.memory);
+    free(engine->drafts.memory);
     free(engine);
 }
 
@@ -158,17 +164,39 @@ static void tap(Run *run, int64_t number, int64_t row, const float *x) {
         if (step->taps[i].layer == number) memcpy(step->taps[i].states + node * hidden, x, (size_t)hidden * 4);
 }
 
+/* The state that a row begins with; where the first layer, or what is before it, also reads the embedding, that is the
+ * first part of its input. */
 static void embed(void *context, int64_t first, int64_t last, int thread) {
     Run *run = context;
     (void)thread;
     const Model *model = run->model;
+    int64_t hidden = model->hidden;
     for (int64_t row = first; row < last; row++) {
-        float *state = run->states + row * run->state_width;
+        float *state = run->states + row * run->state_width, *input = run->inputs + row * run->input_width;
         int64_t node = row / run->width * run->step->nodes + run->first + row % run->width;
-        unpack_row(&model->embedding, run->step->tokens[node], state);
-        for (int64_t i = 0; i < model->hidden; i++) state[i] *= model->embedding_scale;
-        tap(run, 0, row, state);
+        float *embedded = model->entry == TOKENS ? state : input;
+        if (model->entry != STATES) {
+            unpack_row(&model->embedding, run->step->tokens[node], embedded);
+            for (int64_t i = 0; i < hidden; i++) embedded[i] *= model->embedding_scale;
+        }
+        if (model->entry == BESIDE) rms_norm(input, model->token_norm, hidden, model->eps, input);
+        if (model->entry == FUSED) {
+            memcpy(input + hidden, run->step->states + node * hidden, (size_t)hidden * 4);
+            clear_end(input, 2 * hidden);
+            quantise(run, row);
+        } else if (model->entry != TOKENS) {
+            memcpy(state, run->step->states + node * hidden, (size_t)hidden * 4);
+        }
+        if (model->entry != FUSED) tap(run, 0, row, state);
     }
+}
+
+static void begin(Run *run) {
+    rows_in_parallel(run, embed, &run->model->fusion);
+    if (run->model->entry != FUSED) return;
+    run->out = (Output){run->states, run->state_width, NULL};
+    product(run);
+    for (int64_t row = 0; row < run->rows; row++) tap(run, 0, row, run->states + row * run->state_width);
 }
 
 /* The input of a part of a layer: normalised if the model does. */
@@ -184,6 +212,16 @@ static void enter(Run *run, int64_t row, const float *norm) {
     quantise(run, row);
 }
 
+/* The input of the first attention beside the embedding, whose norm is in place. */
+static void enter_beside(Run *run, int64_t row) {
+    const Model *model = run->model;
+    float *state = run->states + row * run->state_width, *input = run->inputs + row * run->input_width;
+    rms_norm(state, model->state_norm, model->hidden, model->eps, input + model->hidden);
+    if (model->normed_residual) memcpy(state, input + model->hidden, (size_t)model->hidden * 4);
+    clear_end(input, 2 * model->hidden);
+    quantise(run, row);
+}
+
 /* Add the output of a part of a layer, normalised if the model does. */
 static void leave(Run *run, int64_t row, const float *norm) {
     const Model *model = run->model;
@@ -193,8 +231,10 @@ static void leave(Run *run, int64_t row, const float *norm) {
 }
 
 static void before_attention(void *context, int64_t first, int64_t last, int thread) {
+    Run *run = context;
     (void)thread;
-    for (int64_t row = first; row < last; row++) enter(context, row, ((Run *)context)->layer->before_attention);
+    int beside = run->model->entry == BESIDE && run->number == 0;
+    for (int64_t row = first; row < last; row++) beside ? enter_beside(run, row) : enter(run, row, run->layer->before_attention);
 }
 
 /* ---- attention ---- */
@@ -409,7 +449,7 @@ static void scale_logits(void *context, int64_t first, int64_t last, int thread)
     vf scale = v_set(run->model->logit_scale), cap = v_set(run->model->logit_cap);
     for (int64_t row = first; row < last; row++) {
         float *logits = output_row(&run->out, row);
-        for (int64_t i = 0; i < padded(run->model->vocabulary, TILE); i += W) {
+        for (int64_t i = 0; i < padded(run->model->outputs, TILE); i += W) {
             vf x = v_mul(v_load(logits + i), scale);
             v_store(logits + i, run->model->logit_cap > 0.0f ? v_mul(v_tanh(v_div(x, cap)), cap) : x);
         }
@@ -433,18 +473,24 @@ static void finish(Run *run) {
     const Model *model = run->model;
     const Step *step = run->step;
     int64_t kept = step->keep ? step->kept : run->width, count = 0;
-    run->matrix = &model->head;
-    for (int64_t row = 0; row < run->rows; row++) { /* the norm of each, in place of its state */
-        float *state = run->states + row * run->state_width;
-        rms_norm(state, model->final_norm, model->hidden, model->eps, state);
-        tap(run, model->layers + 1, row, state);
+    for (int64_t row = 0; row < run->rows; row++) { /* the norm of each, in place of its output */
+        const float *state = run->states + row * run->state_width;
+        float *last = run->outputs + row * run->output_width;
+        if (model->final_norm)
+            rms_norm(state, model->final_norm, model->hidden, model->eps, last);
+        else
+            memcpy(last, state, (size_t)model->hidden * 4);
+        tap(run, model->layers + 1, row, last);
     }
-    for (int64_t b = 0; b < step->rows; b++)
+    run->matrix = &model->head;
+    for (int64_t b = 0; step->logits && b < step->rows; b++)
         for (int64_t k = 0; k < kept; k++) {
-            int64_t n = (step->keep ? step->keep[k] : run->first + k) - run->first;
+            int64_t n = (step->keep ? step->keep[b * step->keep_stride + k] : run->first + k) - run->first;
             if (n < 0 || n >= run->width) continue;
+            int64_t row = b * run->width + n;
+            const float *from = model->raw_logits ? run->states + row * run->state_width : run->outputs + row * run->output_width;
             float *input = run->inputs + count * run->input_width;
-            memcpy(input, run->states + (b * run->width + n) * run->state_width, (size_t)model->hidden * 4);
+            memcpy(input, from, (size_t)model->hidden * 4);
             clear_end(input, model->hidden);
             quantise(run, count);
             run->places[count++] = step->keep ? b * step->kept + k : b * step->nodes + run->first + k;
@@ -464,20 +510,26 @@ int64_t fd_state_bytes(int32_t kv, int64_t head_dim) {
     return known && head_dim > 0 && head_dim <= 1 << 16 ? state_bytes(kv, head_dim) : -1;
 }
 
+static int not_matrix(const Matrix *m, int64_t outputs, int64_t inputs) {
+    return m->outputs != outputs || m->inputs != inputs || bad_data(m);
+}
+
 static int32_t check_model(const Model *m) {
     int64_t width = m->heads * m->head_dim, both = (m->heads + 2 * m->kv_heads) * m->head_dim, up = m->gated ? 2 * m->inner : m->inner;
     int sizes = m->layers > 0 && m->hidden > 0 && m->heads > 0 && m->kv_heads > 0 && m->head_dim > 0 && m->inner > 0;
-    if (!sizes || m->vocabulary < 1 || m->heads % m->kv_heads || m->rotary_dim < 0 || m->rotary_dim > m->head_dim || m->rotary_dim % 2)
+    if (!sizes || m->heads % m->kv_heads || m->rotary_dim < 0 || m->rotary_dim > m->head_dim || m->rotary_dim % 2)
         return BAD_SHAPE;
     if (fd_state_bytes(m->kv, m->head_dim) < 0) return BAD_SHAPE;
-    if (m->kinds < 1 || m->rotary_tables < 1 || !m->final_norm) return BAD_SHAPE;
-    if (m->embedding.inputs != m->hidden || m->embedding.outputs != m->vocabulary) return BAD_SHAPE;
-    if (m->head.inputs != m->hidden || m->head.outputs != m->vocabulary) return BAD_SHAPE;
-    if (bad_data(&m->embedding) || bad_data(&m->head)) return BAD_SHAPE;
+    if (m->kinds < 1 || m->rotary_tables < 1 || m->entry < TOKENS || m->entry > BESIDE) return BAD_SHAPE;
+    if (m->entry != STATES && not_matrix(&m->embedding, m->vocabulary, m->hidden)) return BAD_SHAPE;
+    if (m->head.data && not_matrix(&m->head, m->outputs, m->hidden)) return BAD_SHAPE;
+    if (m->entry == FUSED && not_matrix(&m->fusion, m->hidden, 2 * m->hidden)) return BAD_SHAPE;
+    if (m->entry == BESIDE && (!m->token_norm || !m->state_norm || !m->layer[0].qkv.data)) return BAD_SHAPE;
     for (int64_t i = 0; i < m->layers; i++) {
         const Layer *l = &m->layer[i];
         const Matrix *each[] = {&l->qkv, &l->out, &l->up, &l->down};
-        const int64_t shapes[][2] = {{both, m->hidden}, {m->hidden, width}, {up, m->hidden}, {m->hidden, m->inner}};
+        int64_t inputs = i == 0 && m->entry == BESIDE ? 2 * m->hidden : m->hidden;
+        const int64_t shapes[][2] = {{both, inputs}, {m->hidden, width}, {up, m->hidden}, {m->hidden, m->inner}};
         for (int k = 0; k < 4; k++) {
             if (each[k]->outputs != shapes[k][0] || each[k]->inputs != shapes[k][1]) return BAD_SHAPE;
             if (each[k]->data != NULL ? bad_data(each[k]) : each[k ^ 1]->data != NULL) return BAD_SHAPE; /* k ^ 1: of the same part */
@@ -499,15 +551,16 @@ static int32_t check_visible(const Step *s, const Visible *v) {
 
 static int32_t check_step(const Model *m, const Step *s) {
     if (s->rows < 1 || s->nodes < 1 || s->cache_rows < 1 || s->cache_slots < 1 || s->cache_slots > INT32_MAX) return BAD_SHAPE;
-    if (s->logits_stride < padded(m->vocabulary, TILE) || s->kept < 0) return BAD_SHAPE;
+    if (s->logits && (!m->head.data || s->logits_stride < padded(m->outputs, TILE))) return BAD_SHAPE;
+    if (s->kept < 0 || (s->keep_stride && s->keep_stride != s->kept) || (m->entry != TOKENS && !s->states)) return BAD_SHAPE;
     for (int64_t i = 0; i < s->rows * s->nodes; i++) {
-        if (s->tokens[i] < 0 || s->tokens[i] >= m->vocabulary) return BAD_TOKEN;
+        if (m->entry != STATES && (s->tokens[i] < 0 || s->tokens[i] >= m->vocabulary)) return BAD_TOKEN;
         if (s->positions[i] < 0 || s->positions[i] >= s->rotary_positions) return BAD_POSITION;
         if (s->slots[i] < 0 || s->slots[i] >= s->cache_slots) return BAD_SLOT;
     }
     for (int64_t b = 0; b < s->rows; b++)
         if (s->lines[b] < 0 || s->lines[b] >= s->cache_rows) return BAD_ROW;
-    for (int64_t k = 0; s->keep && k < s->kept; k++)
+    for (int64_t k = 0; s->keep && k < (s->keep_stride ? s->rows : 1) * s->kept; k++)
         if (s->keep[k] < 0 || s->keep[k] >= s->nodes) return BAD_NODE;
     for (int64_t i = 0; i < s->tap_count; i++)
         if (s->taps[i].layer < 0 || s->taps[i].layer > m->layers + 1) return BAD_TAP;
@@ -539,16 +592,21 @@ static size_t lay_out(Run *run, uint8_t *memory, int64_t rows, int64_t threads) 
     return (size_t)(next - start);
 }
 
+/* Make a buffer of this size at least; it holds nothing then. */
+static int32_t enlarge(Buffer *buffer, size_t size) {
+    if (size <= buffer->size) return OK;
+    free(buffer->memory);
+    buffer->size = 0;
+    buffer->memory = aligned_alloc(64, (size + 63) / 64 * 64);
+    if (!buffer->memory) return NO_MEMORY;
+    buffer->size = size;
+    return OK;
+}
+
 static int32_t reserve(Engine *engine, Run *run, int64_t rows, int64_t threads) {
-    size_t size = lay_out(run, NULL, rows, threads);
-    if (size > engine->size) {
-        free(engine->memory);
-        engine->size = 0;
-        engine->memory = aligned_alloc(64, (size + 63) / 64 * 64);
-        if (!engine->memory) return NO_MEMORY;
-        engine->size = size;
-    }
-    lay_out(run, engine->memory, rows, threads);
+    int32_t bad = enlarge(&engine->forward, lay_out(run, NULL, rows, threads));
+    if (bad) return bad;
+    lay_out(run, engine->forward.memory, rows, threads);
     if (run->state_bytes) memset(run->nothing, 0, (size_t)run->state_bytes);
     return OK;
 }
@@ -577,7 +635,8 @@ int32_t fd_forward(Engine *engine, const Model *model, const Step *step, int32_t
     run.head_width = padded(model->head_dim, GROUP);
     run.state_bytes = state_bytes(model->kv, model->head_dim);
     run.state_width = padded(model->hidden, GROUP);
-    run.input_width = padded(larger(larger(model->hidden, model->heads * model->head_dim), model->inner), GROUP);
+    int64_t entry = model->entry == FUSED || model->entry == BESIDE ? 2 * model->hidden : model->hidden;
+    run.input_width = padded(larger(larger(entry, model->heads * model->head_dim), model->inner), GROUP);
     run.output_width = padded(larger(larger(all * model->head_dim, model->hidden), inner), TILE);
     run.score_width = padded(step->cache_slots + trees, BLOCK);
     run.tree_width = trees;
@@ -590,7 +649,7 @@ int32_t fd_forward(Engine *engine, const Model *model, const Step *step, int32_t
     for (run.first = 0; run.first < step->nodes; run.first += width) {
         run.width = step->nodes - run.first < width ? step->nodes - run.first : width;
         run.rows = step->rows * run.width;
-        rows_in_parallel(&run, embed, NULL);
+        begin(&run);
         for (int64_t number = 0; number < model->layers; number++) run_layer(&run, number);
         finish(&run);
     }
@@ -623,3 +682,24 @@ int32_t fd_product(Engine *engine, const Matrix *matrix, const float *x, int64_t
     restore_float_mode(before);
     return OK;
 }
+
+int32_t fd_rank(Engine *engine, const Ranking *r) {
+    int32_t bad = check_ranking(r);
+    int64_t width = padded(r->count, TILE);
+    if (!bad) bad = enlarge(&engine->drafts, (size_t)(2 * width * 4));
+    if (bad) return bad;
+    float *scores = (float *)engine->drafts.memory, *leads = scores + width;
+    FloatMode before = default_float_mode();
+    for (int64_t b = 0; b < r->rows; b++) {
+        int raced = r->times && (!r->raced || r->raced[b]);
+        if (raced) leads_of(r->times + b * r->count, r->count, leads);
+        for (int64_t n = b * r->nodes; n < (b + 1) * r->nodes; n++)
+            rank_node(
+                r->logits + n * r->stride, r->count, r->temperatures[b], raced ? leads : NULL, r->wanted, scores,
+                r->tokens + n * r->wanted, r->shares + n * r->wanted);
+    }
+    restore_float_mode(before);
+    return OK;
+}
+
+#include "draft.h"

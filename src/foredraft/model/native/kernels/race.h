@@ -16,7 +16,7 @@ INLINE uint64_t mixed(uint64_t x) { /* the finaliser of splitmix64 */
     return x ^ x >> 31;
 }
 
-/* The logarithm of normal numbers up to 1 (Cephes, logf). */
+/* The logarithm of positive normal numbers (Cephes, logf). */
 INLINE float logarithm(float x) {
     uint32_t bits;
     memcpy(&bits, &x, 4);
@@ -44,20 +44,34 @@ INLINE float time_of(float u) {
     return taken > 0.0f ? -logarithm(rest) * (u / taken) : u;
 }
 
-void fd_exponentials(const int64_t *bits, int64_t rows, int64_t count, float *out) {
+/* The bits from which the times at a position are hashed: ``Noise.target_bits``. */
+INLINE uint64_t race_bits(int64_t seed, int64_t position) {
+    const uint64_t golden = 0x9e3779b97f4a7c15u, target = 4;
+    uint64_t rows = mixed((uint64_t)seed + golden);
+    return mixed((mixed((rows ^ (uint64_t)position) + golden) ^ target) + golden);
+}
+
+INLINE float uniform_of(uint64_t bits, uint64_t token) {
+    uint64_t x = mixed(bits + (token + 1) * 0x9e3779b97f4a7c15u) >> 11;
+    return ((float)(int64_t)x + 0.5f) * 0x1p-53f;
+}
+
+/* Arrival times of the first ``count`` tokens, or of those that ``ids`` names. */
+static void times_of(uint64_t bits, const int64_t *ids, int64_t count, float *out) {
     const float most = 1.0f - 0x1p-24f; /* so that every time is finite */
-    for (int64_t row = 0; row < rows; row++) {
-        for (int64_t first = 0; first < count; first += RACE) {
-            int64_t left = count - first < RACE ? count - first : RACE;
-            float uniform[RACE];
-            for (int64_t i = 0; i < left; i++) {
-                uint64_t x = mixed((uint64_t)bits[row] + (uint64_t)(first + i + 1) * 0x9e3779b97f4a7c15u) >> 11;
-                float u = ((float)(int64_t)x + 0.5f) * 0x1p-53f;
-                uniform[i] = u < most ? u : most;
-            }
-            for (int64_t i = 0; i < left; i++) out[row * count + first + i] = time_of(uniform[i]);
-        }
+    for (int64_t begin = 0; begin < count; begin += RACE) {
+        int64_t left = count - begin < RACE ? count - begin : RACE;
+        float uniform[RACE];
+        if (ids)
+            for (int64_t i = 0; i < left; i++) uniform[i] = uniform_of(bits, (uint64_t)ids[begin + i]);
+        else
+            for (int64_t i = 0; i < left; i++) uniform[i] = uniform_of(bits, (uint64_t)(begin + i));
+        for (int64_t i = 0; i < left; i++) out[begin + i] = time_of(uniform[i] < most ? uniform[i] : most);
     }
+}
+
+void fd_exponentials(const int64_t *bits, int64_t rows, int64_t count, float *out) {
+    for (int64_t row = 0; row < rows; row++) times_of((uint64_t)bits[row], NULL, count, out + row * count);
 }
 
 #endif

@@ -1,0 +1,125 @@
+"""Draft trees of heads and draft models as one call of the kernels; see ``kernels/draft.h``."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from foredraft.core.draft import Draft, Law
+from foredraft.core.drafter import View
+from foredraft.core.openmp import kernel_threads
+from foredraft.core.tree import TokenTree
+from foredraft.model.cache import SlotCache
+from foredraft.model.native import library as c
+from foredraft.model.native.runner import MOST_GUESSES, Runner
+
+_MOST_READ = 1024
+"""Most nodes of a level that the kernels read."""
+
+
+class TreeSize(NamedTuple):
+    """Limits of a dynamic tree: its nodes and levels, the nodes of a level that are read, and their scored children.
+
+    ``level_worth``: see ``Plan``. ``allowed``: levels of each row. ``sharpest``: temperature of greedy rows.
+    """
+
+    nodes: int
+    depth: int
+    top_k: int
+    children: int
+    level_worth: float
+    allowed: Sequence[int]
+    sharpest: float
+
+    @property
+    def fits(self) -> bool:
+        """Whether the kernels build such a tree."""
+        return self.top_k <= _MOST_READ and self.children <= MOST_GUESSES and self.nodes <= 1 << 16
+
+
+class Unread(NamedTuple):
+    """What a draft reads first: the last ``width`` committed entries of each row.
+
+    Entry j reads token j + ``ahead`` and, for heads, the state of this place in ``states``.
+    """
+
+    width: int
+    ahead: int
+    states: Float[Tensor, "R S H"] | None = None
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class TreeDrafter:
+    """Builds dynamic trees with packed layers.
+
+    Args:
+        model: the layers with their output layer.
+        windows: of the types of layers, in tokens; 0 for all.
+        carried: the number of the layer whose states a node's children read, the number of layers plus one for the
+            final norm's; see ``c.Tap``.
+        count: outputs that are tokens.
+        ids: the target's ids of the outputs; None if they are the same.
+    """
+
+    runner: Runner
+    model: c.Model
+    windows: Sequence[int]
+    carried: int
+    count: int
+    ids: Int[Tensor, "v"] | None = None
+
+    def draft(self, view: View, cache: SlotCache, unread: Unread, size: TreeSize) -> Draft:
+        """The tree of ``build_dynamic_tree``, for rows without penalties, bans and truncation.
+
+        The cache has room for what is read, and the rotary tables for its positions.
+        """
+        rows, nodes, history = len(view.rows), size.nodes, view.history
+        tokens, parents = torch.empty(rows, 1 + nodes, dtype=torch.long), torch.empty(rows, 1 + nodes, dtype=torch.long)
+        scores, made = torch.empty(rows, 1 + nodes), c.numbers((0, 0))
+        rotary, positions = self.runner.tables()
+        lengths, temperatures = view.lengths.contiguous(), view.warp.temperatures(rows, size.sharpest)
+        given = c.Draft(
+            rows=rows,
+            width=unread.width,
+            history=history.data_ptr(),
+            history_stride=history.stride(0) if rows > 1 else history.shape[1],
+            lengths=lengths.data_ptr(),
+            lines=c.numbers(cache.lines(view.rows)),
+            ahead=unread.ahead,
+            cache=self.runner.cache_pointers(cache),
+            cache_rows=cache.rows,
+            cache_slots=cache.slots,
+            rotary=rotary,
+            rotary_positions=positions,
+            windows=c.numbers(self.windows),
+            carried=self.carried,
+            nodes=nodes,
+            depth=size.depth,
+            expanded=size.top_k,
+            children=size.children,
+            least=size.level_worth,
+            allowed=c.numbers(size.allowed),
+            count=self.count,
+            ids=c.pointer(self.ids),
+            temperatures=temperatures.data_ptr(),
+            tokens=tokens.data_ptr(),
+            parents=parents.data_ptr(),
+            scores=scores.data_ptr(),
+            made=made,
+        )
+        if unread.states is not None:
+            given.states, given.places = unread.states.data_ptr(), c.numbers(view.rows)
+            given.state_rows, given.state_slots = unread.states.shape[:2]
+        if not view.warp.greedy:
+            noise, greedy = view.noise, view.warp.greedy_rows
+            held = noise.seeds.contiguous(), noise.positions.contiguous(), None if greedy is None else ~greedy
+            given.seeds, given.numbers, given.raced = (c.pointer(each) for each in held)
+        engine = self.runner.engine
+        with engine.lock:
+            c.check(engine.library.draft(engine.handle, self.model, given, kernel_threads()))
+        kept = slice(1 + made[0])
+        tree = TokenTree(tokens[:, kept], parents[:, kept], depth=made[1])
+        return Draft(tree, Law.FIXED, scores=scores[:, kept])

@@ -1,0 +1,187 @@
+"""Runs packed decoder layers over a slot cache: what a model and a draft head have in common."""
+
+import threading
+import weakref
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from foredraft.core.openmp import kernel_threads
+from foredraft.model.cache import SlotCache
+from foredraft.model.masks import StepIn
+from foredraft.model.native import library as c
+from foredraft.model.native.families import Frequencies
+from foredraft.model.native.weights import PackedMatrix
+
+_TABLE = 2048
+"""Rotary tables grow by so many positions."""
+KV_DTYPES = {"float16": (c.KV_F16, torch.float16), "float32": (c.KV_F32, torch.float32), "int8": (c.KV_I8, torch.uint8)}
+"""Types of keys and values: the kernels' number, and what the cache holds them in."""
+MOST_GUESSES = 1024
+"""Most guesses after a node that the kernels rank."""
+
+
+class Engine:
+    """The kernels' threads and buffers, for one call at a time: ``lock`` is held meanwhile."""
+
+    def __init__(self, library: c.Library) -> None:
+        self.library = library
+        self.handle = library.engine_new()
+        self.lock = threading.RLock()
+        weakref.finalize(self, library.engine_free, self.handle)
+
+    def product(self, matrix: PackedMatrix, x: Float[Tensor, "... I"]) -> Float[Tensor, "... O"]:
+        """``x @ weight.T + bias``; a view of a wider tensor if the outputs are no multiple of the tiles."""
+        flat = x.float().reshape(-1, matrix.inputs).contiguous()
+        out = torch.empty(len(flat), matrix.width)
+        with self.lock:
+            given = (c.pointer(flat), len(flat), c.pointer(out), matrix.width, kernel_threads())
+            c.check(self.library.product(self.handle, matrix.struct(), *given))
+        return out[:, : matrix.outputs].unflatten(0, x.shape[:-1])
+
+    def rank(
+        self,
+        logits: Float[Tensor, "B F v"],
+        count: int,
+        temperatures: Float[Tensor, "B"],
+        times: Float[Tensor, "B v"] | None,
+        raced: Bool[Tensor, "B"] | None,
+    ) -> tuple[Int[Tensor, "B F K"], Float[Tensor, "B F K"]]:
+        """See ``tree_ops.ranked``; at most ``MOST_GUESSES``.
+
+        Args:
+            temperatures: of the rows; scores are logits / temperature.
+            raced: the rows whose scores are divided by ``times``; None for all.
+        """
+        rows, nodes, width = logits.shape
+        if logits.stride(2) != 1 or logits.stride(0) != nodes * logits.stride(1):
+            logits = logits.contiguous()
+        count = min(count, width)
+        tokens = torch.empty(rows, nodes, count, dtype=torch.long)
+        shares = torch.empty(rows, nodes, count)
+        times = None if times is None else times.contiguous()
+        given = c.Ranking(
+            rows=rows,
+            nodes=nodes,
+            count=width,
+            wanted=count,
+            logits=logits.data_ptr(),
+            stride=logits.stride(1),
+            temperatures=temperatures.data_ptr(),
+            times=c.pointer(times),
+            raced=c.pointer(raced),
+            tokens=tokens.data_ptr(),
+            shares=shares.data_ptr(),
+        )
+        with self.lock:
+            c.check(self.library.rank(self.handle, given))
+        return tokens, shares
+
+
+class RunnerShape(NamedTuple):
+    """Of the layers: their number, key heads and head size, the types of layers, and the largest position plus one."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    kinds: tuple[str, ...]
+    frequencies: tuple[Frequencies, ...]
+    positions: int
+
+
+class Runner:
+    """The caches and rotary tables of packed layers, and their forwards.
+
+    Args:
+        kv_cache_dtype: of keys and values; see ``KV_DTYPES``. Those of int8 have their scales behind them.
+    """
+
+    def __init__(self, engine: Engine, shape: RunnerShape, kv_cache_dtype: str) -> None:
+        self.engine = engine
+        self.shape = shape
+        self.kv, self._stored_in = KV_DTYPES[kv_cache_dtype]
+        self.state_bytes = engine.library.state_bytes(self.kv, shape.head_dim)
+        self._pointers: weakref.WeakKeyDictionary[SlotCache, tuple[int, Any]] = weakref.WeakKeyDictionary()
+        self._tables: list[Tensor] = []
+        self.reserve(1)
+
+    def step(self, step: StepIn, cache: SlotCache) -> tuple[c.Step, object]:
+        """A step of the kernels without results, and what must live as long."""
+        rows, nodes = step.tokens.shape
+        tokens, positions, slots = (each.contiguous() for each in (step.tokens, step.positions, step.slots))
+        lines = torch.tensor(cache.lines(step.rows))
+        visible, held = self._visible(step)
+        given = c.Step(
+            rows=rows,
+            nodes=nodes,
+            tokens=tokens.data_ptr(),
+            positions=positions.data_ptr(),
+            slots=slots.data_ptr(),
+            lines=lines.data_ptr(),
+            visible=visible,
+            cache=self.cache_pointers(cache),
+            cache_rows=cache.rows,
+            cache_slots=cache.slots,
+        )
+        return given, (tokens, positions, slots, lines, held)
+
+    def forward(self, model: c.Model, step: c.Step, positions: Int[Tensor, "B N"]) -> None:
+        """Run the kernels, with larger rotary tables if a position is beyond them."""
+        fault = self._attempt(model, step)
+        if fault == c.BAD_POSITION and len(self._tables[0]) <= (highest := int(positions.max())) < self.shape.positions:
+            self.reserve(highest + 1)
+            fault = self._attempt(model, step)
+        c.check(fault)
+
+    def _attempt(self, model: c.Model, step: c.Step) -> int:
+        step.rotary, step.rotary_positions = self.tables()
+        return self.engine.library.forward(self.engine.handle, model, step, kernel_threads())
+
+    def tables(self) -> tuple[Any, int]:
+        """The rotary tables, as the kernels take them, and the number of their positions."""
+        return (c.c_void_p * len(self._tables))(*(table.data_ptr() for table in self._tables)), len(self._tables[0])
+
+    def _visible(self, step: StepIn) -> tuple[Any, list[Tensor]]:
+        """What the nodes attend to, by kind of layer, and the tensors that it points to."""
+        held: list[Tensor] = []
+
+        def pointer(tensor: Tensor | None) -> int | None:
+            if tensor is None:
+                return None
+            held.append(tensor.contiguous())
+            return held[-1].data_ptr()
+
+        each = []
+        for kind in self.shape.kinds:
+            visible = step.visible[kind]
+            nodes = 0 if visible.tree is None else visible.tree.shape[2]
+            pointers = (pointer(part) for part in (visible.begin, visible.end, visible.base, visible.tree))
+            each.append(c.Visible(*pointers, visible.end.shape[1], nodes))
+        return (c.Visible * len(each))(*each), held
+
+    def cache_pointers(self, cache: SlotCache) -> Any:
+        """The buffers of each layer; looked up again when the cache has allocated others."""
+        found, layers = self._pointers.get(cache), range(self.shape.layers)
+        if found is None or found[0] != cache.version:
+            self.allocated(cache)
+            each = [c.LayerCache(*(part.data_ptr() for part in cache.stored(layer))) for layer in layers]
+            found = self._pointers[cache] = (cache.version, (c.LayerCache * len(each))(*each))
+        return found[1]
+
+    def allocated(self, cache: SlotCache) -> SlotCache:
+        """The cache with buffers for all layers."""
+        width = self.state_bytes // self._stored_in.itemsize
+        like = torch.empty(1, self.shape.kv_heads, 0, width, dtype=self._stored_in)
+        for layer in range(self.shape.layers):
+            if not cache.holds(layer):
+                cache.buffers(layer, like, like)
+        return cache
+
+    def reserve(self, positions: int) -> None:
+        """Cosines and sines of at least so many positions; always in parts of the same size."""
+        if self._tables and positions <= len(self._tables[0]):
+            return
+        counts = range(0, positions, _TABLE)
+        self._tables = [torch.cat([each.table(start, _TABLE) for start in counts]) for each in self.shape.frequencies]

@@ -1,0 +1,170 @@
+"""Heads on the native engine: layers are those of torch, drafts those of the reference, in any batch."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import random_heads as heads
+import tiny
+from foredraft.core.draft import Draft
+from foredraft.core.drafter import Drafter, Plan, View
+from foredraft.core.sampling.params import SamplingParams
+from foredraft.core.sampling.warp import Warp
+from foredraft.core.tree import PAD, TokenTree
+from foredraft.drafters.common.feature_cache import TorchLayers
+from foredraft.drafters.eagle3 import Eagle3Drafter, Options
+from foredraft.engine.policy import Constant
+from foredraft.heads.nets.blocks import fuse
+from foredraft.model.cache import SlotCache
+from foredraft.model.cpu_linear import copy_weights, plain_copy
+from foredraft.model.masks import Layout, address
+from foredraft.model.native.head import HeadLayers, head_layers
+from foredraft.model.native.linear import NativeLinear, quantise_linears
+from foredraft.model.native.model import NativeLM
+from native import native, needs_compiler
+
+pytestmark = needs_compiler
+HALF = torch.tensor([i for i in range(tiny.VOCAB) if i % 2])
+"""A draft vocabulary."""
+NETS: dict[str, Callable[[NativeLM], Any]] = {
+    "eagle": heads.eagle,
+    "eagle, two layers": lambda target: heads.eagle(target, num_layers=2, fc_bias=False, attention_bias=True),
+    "eagle, window": lambda target: heads.eagle(target, sliding_window=5),
+    "eagle3": heads.eagle3,
+    "eagle3, vocabulary": lambda target: heads.eagle3(target, vocabulary=HALF),
+    "eagle3, window": lambda target: heads.eagle3(target, block={"sliding_window": 5}),
+    "eagle3, norms": lambda target: heads.eagle3(
+        target,
+        block={"qk_norm": True, "hidden_act": "gelu"},
+        norm_before_residual=True,
+        norm_before_fc=True,
+        norm_carried=True,
+    ),
+    "eagle3, raw logits": lambda target: heads.eagle3(target, norm_logits=False, norm_carried=True, fc_norm=True),
+    "eagle3, the target's output": lambda target: heads.eagle3(target, own_head=False, num_layers=2),
+    "eagle3, own embedding": lambda target: heads.eagle3(target, own_embedding=True),
+}
+
+
+def quantised(kind: str, bits: int, weights: str = "int8") -> tuple[NativeLM, Any, Any]:
+    """A target, a head on its engine, and the same head in torch's operators."""
+    target = native("llama", weights)
+    net = NETS[kind](target)
+    fuse(net)
+    plain = plain_copy(net, shared=(net.target,))
+    quantise_linears(net, target.engine, bits)
+    return target, net, plain
+
+
+def states(layers: Any, net: Any, tree: TokenTree, features: Tensor) -> Tensor:
+    """The states of a committed row of 12 entries and of a tree behind it."""
+    cache = SlotCache(net.depth)
+    cache.reserve(2, 64)
+    layout, given = Layout({"rows": net.window}, by_type=False), torch.arange(24).view(2, 12) * 5 % tiny.VOCAB
+    zeros, bases = torch.zeros(2, dtype=torch.long), torch.full((2,), 12)
+    limit = {"max_position": 1 << 20}
+    parts = [
+        (address(TokenTree.chain(given), zeros, (0, 1), 12, layout, **limit), features[:, :12]),
+        (address(tree, bases, (0, 1), 12 + tree.tokens.shape[1], layout, **limit), features[:, 12:]),
+    ]
+    layers.reserve(64)
+    return torch.cat([layers(step, cache, own, None) for step, own in parts], 1)
+
+
+@pytest.mark.parametrize("kind", NETS)
+def test_layers_are_those_of_the_net(kind: str):
+    """With float weights, keys and values."""
+    _, net, plain = quantised(kind, 32, "float32")
+    assert isinstance(head_layers(net, net.target), HeadLayers) and head_layers(plain, plain.target) is None
+    layers = HeadLayers(net, net.target, kv_cache_dtype="float32")
+    parents = torch.tensor([[-1, 0, 0, 1, 3, 2, 4], [-1, 0, 1, 2, 3, 4, PAD]])
+    tree = TokenTree(torch.arange(14).view(2, 7), parents, depth=5)
+    features = torch.randn(2, 19, 32, generator=torch.Generator().manual_seed(1))
+    torch_layers = TorchLayers(plain, torch.device("cpu"), plain.rotary.reserve)
+    found, expected = states(layers, net, tree, features), states(torch_layers, plain, tree, features)
+    real = torch.cat([torch.ones(2, 12, dtype=torch.bool), parents != PAD], 1)
+    torch.testing.assert_close(found[real], expected[real], atol=2e-4, rtol=2e-4)
+
+
+def recorded(drafter: Drafter, drafts: dict[Any, tuple[Any, ...]]) -> Drafter:
+    """The drafter, whose drafts of each row are stored by what they depend on: the row's tokens and its levels."""
+    propose = drafter.propose
+
+    def watched(view: View, plan: Plan) -> Draft:
+        draft = propose(view, plan)
+        for b, length in enumerate(view.lengths.tolist()):
+            real = draft.tree.parents[b] != PAD
+            parts = draft.tree.tokens[b], draft.tree.parents[b], draft.scores[b] if draft.scores is not None else None
+            key = (tuple(view.history[b, :length].tolist()), plan.lengths[b], int(view.noise.seeds[b]))
+            drafts[key] = tuple(None if part is None else part[real].tolist() for part in parts)
+        return draft
+
+    drafter.propose = watched  # type: ignore[method-assign]
+    return drafter
+
+
+def run(
+    target: NativeLM, drafter: Drafter, rows: int, temperatures: tuple[float, ...], **options: Any
+) -> dict[Any, Any]:
+    """All drafts while ragged rows come and go."""
+    drafts: dict[Any, tuple[Any, ...]] = {}
+    target.tap(drafter.needs.hidden_layers)
+    g = tiny.generator(target, recorded(drafter, drafts), Constant(4), max_rows=rows, **options)
+    shared, *users = tiny.prompts((40, 3, 1, 9, 20, 14))
+    prompts = [*users, *(shared + user for user in users)]
+    asked = []
+    for number, prompt in enumerate(prompts):
+        params = SamplingParams(
+            max_new_tokens=6 + 5 * (number % 3), temperature=temperatures[number % len(temperatures)], seed=number
+        )
+        asked += g.submit([prompt], params)
+    g.engine.run(asked)
+    return drafts
+
+
+def eagle(net: Any) -> Eagle3Drafter:
+    return Eagle3Drafter(Options(nodes=9, depth=4, top_k=3), net)
+
+
+@pytest.mark.parametrize("heat", [(0.0,), (0.9,), (0.0, 1.3)], ids=["greedy", "sampled", "mixed"])
+@pytest.mark.parametrize("kind", NETS)
+def test_trees_of_one_call_are_those_of_the_reference(
+    monkeypatch: pytest.MonkeyPatch, kind: str, heat: tuple[float, ...]
+):
+    target, net, _ = quantised(kind, 8)
+    found = run(target, eagle(net), 3, heat)
+    monkeypatch.setattr(Warp, "scales_only", property(lambda self: False))
+    expected = run(target, eagle(net), 3, heat)
+    assert found.keys() == expected.keys() and len(found) > 30
+    for key, (tokens, parents, scores) in found.items():
+        assert (tokens, parents) == expected[key][:2]
+        assert scores == pytest.approx(expected[key][2], abs=1e-4)
+
+
+@pytest.mark.parametrize("heat", [(0.0,), (0.8, 1.3)], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("kind", ["eagle, window", "eagle3, vocabulary"])
+def test_a_rows_drafts_have_the_same_bits_in_any_batch(kind: str, heat: tuple[float, ...]):
+    """Padded and ragged rows that come and go, with prompts read in parts, and begun with others'."""
+    target, net, _ = quantised(kind, 8)
+    alone = run(target, eagle(net), 1, heat)
+    for rows in (3, 8):
+        found = run(target, eagle(net), rows, heat, prefix_cache=True, max_prefill_tokens=16)
+        assert {key: found[key] for key in alone} == alone
+
+
+def test_weights_that_were_trained_are_packed_in_place():
+    """Online distillation trains a copy in floats."""
+    _, net, _ = quantised("eagle3", 8)
+    layers = head_layers(net, net.target)
+    before = [module.matrix.data.clone() for module in net.modules() if isinstance(module, NativeLinear)]
+    trained = plain_copy(net, shared=(net.target,))
+    assert not any(isinstance(module, NativeLinear) for module in trained.modules())
+    tiny.shake(trained, 1.0)
+    copy_weights(net, trained)
+    after = [module.matrix for module in net.modules() if isinstance(module, NativeLinear)]
+    assert all(not torch.equal(old, new.data) for old, new in zip(before, after, strict=True))
+    assert layers is not None and layers.model.layer[0].out.data == net.midlayer.self_attn.o_proj.matrix.data.data_ptr()
+    torch.testing.assert_close(after[-1].dequantised(), trained.lm_head.weight, atol=0.02, rtol=0.0)
