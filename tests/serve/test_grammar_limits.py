@@ -1,6 +1,7 @@
 """Grammars and bodies that take long to convert: they end within their limits, and nobody waits for them."""
 
 import asyncio
+import json
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -193,27 +194,44 @@ def test_a_compilation_ends_with_its_request(pool: ThreadPoolExecutor):
         assert server.get("/metrics").text.count('foredraft_errors_total{code="408"} 2.0') == 1
 
 
-def test_long_bodies_are_converted_alike_in_a_process():
+def test_long_bodies_are_converted_alike_in_a_process(monkeypatch: pytest.MonkeyPatch):
     generator = servers.generator()
     converter = converter_for(generator, 7)
-    chat: Any = [{"role": "user", "content": "hi there"}] * 50
-    body = ChatRequest(messages=chat, temperature=0.5, stop=["x"])
-    wrong = ChatRequest(messages=chat, chat_template_kwargs={"tokenize": True})
+    fields: dict[str, Any] = {
+        "messages": [{"role": "user", "content": "hi there"}] * 50,
+        "stop": ["x"],
+        "max_tokens": 3,
+    }
+    wrong = {**fields, "chat_template_kwargs": {"tokenize": True}}
+    sent: list[Any] = []
+    run = LimitedCalls.run
+
+    async def running(self: LimitedCalls, *args: Any) -> Any:
+        sent.append(args)
+        return await run(self, *args)
+
+    monkeypatch.setattr(LimitedCalls, "run", running)
 
     async def both() -> None:
-        conversions = Conversions(converter, generator.engine.compile_grammar, ServeOptions(), busy=lambda: False)
+        made = made_conversions()
+
+        async def convert(body: dict[str, Any], shortest: int) -> Any:
+            monkeypatch.setattr(conversions, "_SHORT_BYTES", shortest)
+            return await made.convert(Converter.chat, ChatRequest(**body), json.dumps(body).encode())
+
         try:
-            short, long = [await conversions.convert(Converter.chat, body, size) for size in (100, 10**6)]
+            short, long = [await convert(fields, size) for size in (10**6, 0)]
             assert short == long
-            assert short.prompts == converter.chat(body).prompts
+            assert short.prompts == converter.chat(ChatRequest(**fields)).prompts
+            assert sent == [(Apart.convert, "chat", ChatRequest, json.dumps(fields).encode())]
             errors = []
-            for size in (100, 10**6):
+            for size in (10**6, 0):
                 with pytest.raises(Exception, match="is not a variable") as caught:
-                    await conversions.convert(Converter.chat, wrong, size)
+                    await convert(wrong, size)
                 errors.append((type(caught.value), str(caught.value)))
             assert errors[0] == errors[1]
         finally:
-            conversions.close()
+            made.close()
 
     asyncio.run(both())
 

@@ -60,4 +60,5 @@ def command(
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # for what comes after the server, which has its own handler
     gc.collect()
     gc.freeze()  # a full collection of what has been loaded takes 0.25 s, in which no request goes on
+    gc.set_threshold(10_000)  # else collections while a body of a million values is read take longer than the reading
     Server(generator, server.served_model_name or (choice.name,), server).run()

@@ -190,8 +190,7 @@ class Api:
         request.state.deadline = time.monotonic() + self._options.request_timeout
         if body.model is not None:
             self._check_name(body.model)
-        size = len(await request.body())
-        return await self._patient(request, self.conversions.convert(method, body, size))
+        return await self._patient(request, self.conversions.convert(method, body, await request.body()))
 
     async def _patient(self, request: Request, work: Awaitable[T]) -> T:
         """Await what a request needs before it runs.

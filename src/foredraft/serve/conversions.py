@@ -9,6 +9,7 @@ the server, whose native code cannot be interrupted.
 import asyncio
 import functools
 import hashlib
+import json
 import pickle
 import sys
 from collections import OrderedDict
@@ -17,6 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
+
+from pydantic import BaseModel
 
 from foredraft.core.errors import OptionError
 from foredraft.core.sampling.grammar import Grammar
@@ -52,9 +55,9 @@ class Apart:
         with suppress(OptionError):  # without a tokenizer or xgrammar; a grammar is refused with the reason
             self.compiler.prepare()
 
-    def convert(self, method: str, body: Any) -> Any:
-        """What a method of the converter makes of a body."""
-        return getattr(self.converter, method)(body)
+    def convert(self, method: str, kind: type[BaseModel], raw: bytes) -> Any:
+        """What a method of the converter makes of a body of this kind, which is valid."""
+        return getattr(self.converter, method)(kind.model_validate(json.loads(raw)))
 
     def render(self, renderer: Renderer, results: Seq[bytes]) -> str:
         """The answer in JSON; each result is pickled."""
@@ -111,12 +114,12 @@ class Conversions:
         self._flights: dict[Grammar, _Flight] = {}
         self._refused: OrderedDict[bytes, str] = OrderedDict()
 
-    async def convert(self, method: Callable[[Converter, Any], T], body: Any, size: int) -> T:
-        """What a method of the converter makes of a body that had ``size`` bytes."""
-        if size <= _SHORT_BYTES:
+    async def convert(self, method: Callable[[Converter, Any], T], body: BaseModel, raw: bytes) -> T:
+        """What a method of the converter makes of a body, which came as ``raw`` (quicker to send than ``body``)."""
+        if len(raw) <= _SHORT_BYTES:
             return await asyncio.get_running_loop().run_in_executor(self._thread, method, self._converter, body)
-        async with self._long.turn(size):
-            found: T = (await self._calls.run(Apart.convert, method.__name__, body)).value
+        async with self._long.turn(len(raw)):
+            found: T = (await self._calls.run(Apart.convert, method.__name__, type(body), raw)).value
             return found
 
     async def answer(self, renderer: Renderer, results: Seq[Result]) -> str:
