@@ -98,7 +98,7 @@ def record(generator: Generator, params: SamplingParams, batch: int, operators: 
         ("verify", tail_module, "verify"),
         ("compact", cache, "compact"),
         ("compact", drafter, "commit"),
-        ("read back", step_module, "read_back"),
+        ("read back", tail_module, "read_back"),
     )
 
     def now() -> list[float]:

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-import torch
 
 import foredraft
 import tiny
@@ -15,6 +14,7 @@ from foredraft.core.sampling.params import SamplingParams
 from foredraft.drafters import METHODS
 from foredraft.drafters.prompt_lookup import Options as LookupOptions
 from foredraft.engine.generator import Generator, Result
+from foredraft.engine.host_tail import HostOut
 from foredraft.engine.policy import OffFrom, policy_for
 from foredraft.engine.step import StepDone
 from foredraft.heads.formats.tuned import Tuned, read_tuned, write_tuned
@@ -174,8 +174,7 @@ def test_the_other_policy_hears_everything():
     inner = tiny.ScriptedPolicy(three_each)
     below = OffFrom(inner, 1)
     seen = view(0.0)
-    empty = torch.zeros(1, 1, dtype=torch.long)
-    done = StepDone([], empty, None, 0.0, 0.0)
+    done = StepDone([], HostOut([], 1), None, 0.0, 0.0)
     below.observe(seen, below.plan(seen, [9]), done)
     below.release(0)
     assert inner.observed == [(Plan((0,)), done)] and inner.released == [0]

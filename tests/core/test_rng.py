@@ -18,6 +18,7 @@ from foredraft.core.rng import (
     first,
     request_seed,
     resolve_seed,
+    target_bits,
 )
 
 WORD = (1 << 64) - 1
@@ -227,6 +228,13 @@ def test_the_race_follows_the_law_exactly(shape: list[float]) -> None:
     assert stats.chisquare(seen[law > 0], law[law > 0] * count).pvalue > 1e-4
 
 
+def test_the_host_hashes_as_tensors_do() -> None:
+    seeds = [0, 3, -1, 2**53, -(2**63), 2**63 - 1]
+    for position in (0, 1, 4095, 2**40):
+        noise = Noise(torch.tensor(seeds), torch.full((len(seeds),), position))
+        assert [target_bits(seed, position + 2) for seed in seeds] == noise.target_bits(2).tolist()
+
+
 def test_times_are_keyed_by_seed_position_and_token_alone() -> None:
     noise = Noise(torch.tensor([3, 4]), torch.tensor([10, 20]))
     times = noise.times(2, 50)
@@ -236,13 +244,12 @@ def test_times_are_keyed_by_seed_position_and_token_alone() -> None:
     assert not bool((times == noise.times(1, 50)).any()) and not bool((times[0] == times[1]).any())
 
 
-def test_what_the_next_step_sees_again_is_not_hashed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_next_step_sees_again_is_not_hashed_again() -> None:
     hashed = []
-    own = Noise.target_bits
-    monkeypatch.setattr(Noise, "target_bits", lambda noise, ahead: hashed.append(ahead) or own(noise, ahead))
-    recent, seeds = RecentTimes(), torch.tensor([3, 4])
+    seeds = torch.tensor([3, 4])
+    recent = RecentTimes(lambda bits, count: hashed.append(bits) or exponentials(bits, count))
     fresh = Noise(seeds, torch.tensor([10, 20]))
-    for step, (lengths, new) in enumerate([([10, 20], 2), ([11, 23], 2), ([11, 23], 0), ([15, 24], 2)]):
+    for step, (lengths, new) in enumerate([([10, 20], 4), ([11, 23], 3), ([11, 23], 0), ([15, 24], 3)]):
         recent.begin_step()
         noise = Noise(seeds, torch.tensor(lengths), recent)
         hashed.clear()

@@ -60,9 +60,13 @@ def comparing(drafter: Drafter, weights: str, **options: Any) -> tuple[Generator
 
 
 def mixed() -> list[SamplingParams]:
-    """Greedy and sampled rows in turns."""
-    sampled = {"temperature": 0.9, "top_k": 12, "repetition_penalty": 1.2}
-    return [SamplingParams(max_new_tokens=NEW, seed=i, **(sampled if i % 2 else {})) for i in range(5)]
+    """Greedy rows, sampled ones with rules, which torch applies, and without, in turns."""
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"temperature": 0.9, "top_k": 12, "repetition_penalty": 1.2},
+        {"temperature": 1.1},
+    ]
+    return [SamplingParams(max_new_tokens=NEW, seed=i, **kinds[i % 3]) for i in range(5)]
 
 
 def run(g: Generator) -> list[Sequence]:

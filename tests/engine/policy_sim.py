@@ -12,10 +12,10 @@ from foredraft.core.drafter import Needs, Plan, View
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.tree import TokenTree
 from foredraft.core.worth import DraftNodes
+from foredraft.engine.host_tail import HostOut
 from foredraft.engine.policy import Policy
 from foredraft.engine.step import RowStep, StepDone, round_up
 
-EMPTY = torch.zeros(1, 1, dtype=torch.long)
 Chances = Callable[[random.Random], float]
 """Draws the true probability that a token is accepted after its parent."""
 
@@ -172,7 +172,7 @@ def step_of(world: World, plan: Plan, rows: int, fresh: int = 0) -> StepDone:
     draft, rest = world.seconds(levels, rows * width, fresh)
     tree = TokenTree.root(torch.zeros(rows, dtype=torch.long))
     tree = replace(tree, tokens=tree.tokens.expand(-1, width))
-    return StepDone(results, EMPTY, None, draft, rest, levels, tree=tree)
+    return StepDone(results, HostOut(results, 1), None, draft, rest, levels, tree=tree)
 
 
 def plain(world: World) -> float:

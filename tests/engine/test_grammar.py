@@ -17,7 +17,7 @@ from foredraft.core.drafter import Drafter, Plan, View
 from foredraft.core.errors import NumericsError, OptionError
 from foredraft.core.sampling.grammar import Grammar
 from foredraft.core.tree import TokenTree
-from foredraft.engine import step
+from foredraft.engine import step, tail
 from foredraft.engine.generator import Generator
 from foredraft.model.hf import CausalLM
 from foredraft.model.replay import EAGER, Compiled
@@ -174,7 +174,7 @@ def test_an_interrupted_step_leaves_nothing_behind(monkeypatch: pytest.MonkeyPat
     stream = g.stream(PROMPTS[0], grammar=LISTS, max_new_tokens=60)
     next(stream)
     with monkeypatch.context() as patch:
-        patch.setattr(step, "read_back", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(tail, "read_back", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             g.engine.step()
     assert tiny.pending(g) == 0

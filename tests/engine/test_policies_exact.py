@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from policy_sim import EMPTY
 from torch import Tensor
 
 import tiny
@@ -21,6 +20,7 @@ from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.tree import PAD, TokenTree
 from foredraft.core.verify import DEFAULT, RULES
 from foredraft.core.worth import DraftNodes
+from foredraft.engine.host_tail import HostOut
 from foredraft.engine.policy import Calibrated, Constant, Heuristic, OffFrom, Policy, Throughput
 from foredraft.engine.step import RowStep, StepDone, nodes_of, selected
 from oracle import Draws, EnumeratingRng, Table, grow, random_table, total_variation, true_law
@@ -180,7 +180,7 @@ def law(
             row = RowStep(list(emitted), drafted_nodes, depth, len(emitted) - 1, True, path, nodes)
             text = (*branch.text, *emitted)
             following = planned(own, text) if ahead else None
-            own.observe(seen, plan, StepDone([row], EMPTY, None, level * depth, 1.0, depth))
+            own.observe(seen, plan, StepDone([row], HostOut([row], 1), None, level * depth, 1.0, depth))
             open_branches.append(Branch(text, branch.weight * weight, own, following))
     return total, plans
 

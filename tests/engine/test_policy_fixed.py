@@ -4,7 +4,7 @@ import random
 
 import pytest
 import torch
-from policy_sim import EMPTY, view
+from policy_sim import view
 
 import runs
 import tiny
@@ -16,6 +16,7 @@ from foredraft.core.errors import OptionError
 from foredraft.core.options import DrafterOptions
 from foredraft.core.worth import DraftNodes
 from foredraft.engine.cost_model import CostTable, measure_costs
+from foredraft.engine.host_tail import HostOut
 from foredraft.engine.policy import Calibrated, Constant, Heuristic, OffFrom, Policy, Throughput, policy_for
 from foredraft.engine.policy.fixed import best_threshold
 from foredraft.engine.step import RowStep, StepDone
@@ -25,7 +26,7 @@ def done(*rows: tuple[int, int], scores: tuple[float, ...] = ()) -> StepDone:
     """Rows of (drafted depth, accepted)."""
     nodes = DraftNodes(range(-1, len(scores)), (0.0, *scores))
     steps = [RowStep([0] * (accepted + 1), depth, depth, accepted, True, nodes=nodes) for depth, accepted in rows]
-    return StepDone(steps, EMPTY, None, 0.0, 0.0)
+    return StepDone(steps, HostOut(steps, 1), None, 0.0, 0.0)
 
 
 def test_constant_keeps_to_limits():

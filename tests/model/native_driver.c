@@ -326,6 +326,16 @@ static void check_races(void) {
     CHECK(!memcmp(one, times + count, (size_t)count * 4));
     fd_exponentials(bits + 1, 1, 1, one);
     CHECK(one[0] == times[count]);
+    for (int64_t size = 1; size <= count; size += 37) { /* scores that all are in a race are its times alone */
+        memset(one, 0, (size_t)size * 4);
+        int64_t soonest = 0;
+        for (int64_t i = 1; i < size; i++) soonest = times[count + i] < times[count + soonest] ? i : soonest;
+        CHECK(fd_choose(one, size, 1.0f, bits[1]) == soonest && fd_choose(one, size, 0.0f, 0) == 0);
+        one[size - 1] = 99.0f;
+        CHECK(fd_choose(one, size, 1.0f, bits[1]) == size - 1 && fd_choose(one, size, 0.0f, 0) == size - 1);
+        one[size / 2] = NAN;
+        CHECK(fd_choose(one, size, 1.0f, bits[1]) == -1 && fd_choose(one, size, 0.0f, 0) == -1);
+    }
     free(times), free(one);
 }
 

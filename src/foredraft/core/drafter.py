@@ -122,7 +122,8 @@ class View:
     lengths on the host. ``draws``: the verification rule needs drafts of sampled rows that are drawn from their q with
     random numbers of their own; otherwise drafts are picked, and may use the noise with which the target draws.
     ``room``: what the requests in flight need of a KV cache until they end, drafts included. ``slack``: by so much may
-    ``extents`` exceed the lengths; 0 unless the drafter can do with that (``Needs.ahead``).
+    ``extents`` exceed the lengths; 0 unless the drafter can do with that (``Needs.ahead``). ``tips``: the last tokens,
+    where they are kept apart; see ``roots``.
     """
 
     rows: tuple[int, ...]
@@ -134,12 +135,15 @@ class View:
     draws: bool = False
     room: Room = NO_ROOM
     slack: int = 0
+    tips: Int[Tensor, "B"] | None = None
 
     @property
     def roots(self) -> Int[Tensor, "B"]:
         """The last committed token of each row."""
         if self.history.shape[1] == 1:  # all that ``recordable`` has kept, or rows of one token
             return self.history[:, 0]
+        if self.tips is not None:
+            return self.tips.clone()  # the view's change with the next step
         return self.history.gather(1, self.lengths[:, None] - 1).squeeze(1)
 
     def recordable(self, *, history: bool) -> "View":
@@ -154,7 +158,7 @@ class View:
         else:
             kept = self.roots[:, None]
         noise = replace(self.noise, recent=None)
-        return View((), kept, self.lengths, (), replace(self.warp, hottest=0.0), noise, self.draws)
+        return View((), kept, self.lengths, (), replace(self.warp, host_temperatures=()), noise, self.draws)
 
     def followed_by(self, tokens: Int[Tensor, "B K"], counts: Sequence[int]) -> "View":
         """The same rows with the first ``counts[b]`` of ``tokens[b]`` appended; these tokens are drafted only."""
@@ -168,6 +172,7 @@ class View:
             lengths=lengths,
             extents=tuple(extent + count for extent, count in zip(self.extents, counts, strict=True)),
             noise=self.noise.at(lengths),
+            tips=None,
         )
 
 
@@ -260,6 +265,11 @@ class Drafter(ABC):
 
         Called after every step, including steps that drafted nothing (``draft`` is then the root alone).
         """
+
+    @property
+    def commits(self) -> bool:
+        """Whether it has a ``commit`` of its own."""
+        return getattr(self.commit, "__func__", None) is not Drafter.commit
 
     def release(self, row: int) -> None:  # noqa: B027
         """Drop the state of a finished row. Its number will be reused.

@@ -3,8 +3,7 @@
 import ctypes
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from functools import cache
 
 import torch
@@ -32,24 +31,31 @@ def operators_in_one_thread() -> AbstractContextManager[None]:
     For steps whose time is in kernels with threads of their own: OpenMP's threads spin for milliseconds after each
     large operator, and take the cores from these.
     """
-    return _threads(1, kernel_threads())
+    return _Threads(1, kernel_threads())
 
 
 def threads_of(count: int) -> AbstractContextManager[None]:
     """Inside, operators and kernels that the calling thread runs have so many threads."""
-    return _threads(count, count)
+    return _Threads(count, count)
 
 
-@contextmanager
-def _threads(operators: int, kernels: int) -> Iterator[None]:
-    outer, before = getattr(_kernels, "count", None), torch.get_num_threads()
-    _kernels.count = kernels
-    torch.set_num_threads(operators)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-        _kernels.count = outer
+class _Threads(AbstractContextManager[None]):
+    """A context with these numbers of threads; faster than a generator, since every step enters one."""
+
+    def __init__(self, operators: int, kernels: int) -> None:
+        self._inside = operators, kernels
+        self._outside = torch.get_num_threads(), getattr(_kernels, "count", None)
+
+    def __enter__(self) -> None:
+        self._set(*self._inside)
+
+    def __exit__(self, *error: object) -> None:
+        self._set(*self._outside)
+
+    def _set(self, operators: int, kernels: int | None) -> None:
+        _kernels.count = kernels
+        if self._inside[0] != self._outside[0]:
+            torch.set_num_threads(operators)
 
 
 def kernel_threads() -> int:

@@ -19,6 +19,10 @@ from foredraft.core.cached import cached
 
 Exponentials = Callable[[Int[Tensor, "*k"], int], Float[Tensor, "*k n"]]
 """See ``exponentials``."""
+Choose = Callable[[Float[Tensor, "B N V"], int, int, float, int], int]
+"""``(scores, row, node, temperature, bits)``: the best token at a node or, at a temperature above 0, the first arrival
+of the race with the exponentials of these bits (see ``target_bits``). -1 if a score is NaN or the highest is not
+finite."""
 
 
 class Stream(IntEnum):
@@ -34,6 +38,7 @@ class Stream(IntEnum):
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15, the increment of splitmix64
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
+_WORD = (1 << 64) - 1
 _MOST = 1 - 2.0**-24
 """Largest float32 below 1, so that every arrival time is finite."""
 
@@ -48,6 +53,22 @@ def _mix(x: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
     x = _shift(x, 30).bitwise_xor_(x).mul_(_MIX_1)
     x = _shift(x, 27).bitwise_xor_(x).mul_(_MIX_2)
     return _shift(x, 31).bitwise_xor_(x)
+
+
+def target_bits(seed: int, position: int) -> int:
+    """The bits that arrival times at a position are hashed from, as ``Noise.target_bits``, by the host alone."""
+    row = _mix_int(seed + _GOLDEN)
+    state = _mix_int((row ^ position) + _GOLDEN)
+    return _mix_int((state ^ int(Stream.TARGET)) + _GOLDEN)
+
+
+def _mix_int(x: int) -> int:
+    """``_mix`` of an integer of Python; the result is that of 64 bits with a sign, like torch's."""
+    x &= _WORD
+    x = (x ^ (x >> 30)) * _MIX_1 & _WORD
+    x = (x ^ (x >> 27)) * _MIX_2 & _WORD
+    x ^= x >> 31
+    return x - (x >> 63 << 64)
 
 
 def resolve_seed(seed: int | None) -> int:
@@ -97,11 +118,10 @@ class RecentTimes:
             for seed, position in zip(noise.seeds.tolist(), noise.positions.tolist(), strict=True)
         ]
         known = {**self._before, **self._now}
-        missing = {key: row for row, key in enumerate(keys) if key not in known}
-        if missing:
-            bits = noise.target_bits(ahead)
-            made = self._exponentials or exponentials
-            known |= {key: made(bits[row], vocab_size) for key, row in missing.items()}
+        made = self._exponentials or exponentials
+        for key in keys:
+            if key not in known:
+                known[key] = made(torch.tensor(target_bits(*key[:2])), vocab_size)
         found = [known[key] for key in keys]
         self._now |= zip(keys, found, strict=True)
         return found[0][None] if len(found) == 1 else torch.stack(found)

@@ -49,7 +49,8 @@ class TokenTree:
     @classmethod
     def root(cls, tokens: Int[Tensor, "B"]) -> "TokenTree":
         """The tree of plain decoding: only the last committed token."""
-        return cls.chain(tokens[:, None])
+        tokens = tokens[:, None]
+        return cls(tokens, torch.full_like(tokens, ROOT), depth=0, linear=True)
 
     @cached
     def valid(self) -> Bool[Tensor, "B N"]:

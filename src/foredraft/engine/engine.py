@@ -285,8 +285,9 @@ class Engine:
                 self.prefixes.end(row, sequence)
         self._batch.retire()
         self._reader.drop()
-        self._release(self._drafter_rows.difference(self._running()))
-        if not self._running():
+        running = self._running()
+        self._release(self._drafter_rows.difference(running))
+        if not running:
             self._admission.rest()
 
     def _clean(self) -> None:
@@ -315,6 +316,8 @@ class Engine:
 
     def _admit(self, faults: RowFaults) -> None:
         """Give waiting requests rows. Their prompts are read next."""
+        if not self._admission.waiting:
+            return
         running = self._running()
         admitted = self._admission.next(running)
         if not admitted:
@@ -345,7 +348,7 @@ class Engine:
 
     def _open(self) -> int:
         """The number of requests in flight or queued, but for those that are submitted meanwhile."""
-        return len(self._admission.waiting) + len(self._running())
+        return len(self._admission.waiting) + self.running
 
     def _running(self) -> dict[int, Sequence]:
         """The sequences in flight by row number, with those whose prompts are being read."""
@@ -382,8 +385,8 @@ class Engine:
             chains,
             logprobs=any(sequence.params.logprobs is not None for sequence in sequences),
             matchers=matchers_of(sequences),
-            free_rows=self._admission.free_rows(self._running()),
-            append=batch.append,
+            free_rows=self._admission.free_rows(self._running()) if self._stepper.replay.records else (),
+            batch=batch,
             drafted=drafted,
             follow=self.ahead.follow(batch, view.room, self.target.max_length, self.drafter.needs, self.policy),
             without=lambda rows: batch.view(view.room, idle=rows),
@@ -392,6 +395,6 @@ class Engine:
         if sick := [row for row, result in zip(view.rows, done.rows, strict=True) if not result.healthy]:
             self._stepper.cache.zero(sick)  # NaN would leak into the rows' next requests
         self.ahead.keep(sequences, done)
-        host_seconds = time.perf_counter() - started - done.draft_seconds - done.verify_seconds
-        self.policy.observe(view, plan, replace(done, host_seconds=host_seconds))
+        done.host_seconds = time.perf_counter() - started - done.draft_seconds - done.verify_seconds
+        self.policy.observe(view, plan, done)
         row_work.count(sequences, done, kept, time.perf_counter() - started, faults)

@@ -140,7 +140,7 @@ class NestedLoop:
             laws.add(done, [len(output) for output in outputs])
             for output, result in zip(outputs, done.rows, strict=True):
                 output += result.emitted
-            ahead = ahead.followed_by(done.emitted, [len(result.emitted) for result in done.rows])
+            ahead = ahead.followed_by(done.tail.emitted, [len(result.emitted) for result in done.rows])
         for b, row in enumerate(view.rows):
             if roots is not None and self._rows.count[row] == view.extents[b] - 1:  # else past the middle's context
                 self._cached[row] += [roots[b], *outputs[b][:-1]]
@@ -194,10 +194,11 @@ class _Laws:
 
     def add(self, done: StepDone, starts: Sequence[int]) -> None:
         """Add a step's laws; row b's first belongs to token ``starts[b]``."""
-        if done.laws is None:
+        laws = done.tail.laws
+        if laws is None:
             return
         if self.q is None:
-            self.q = done.laws.new_zeros(len(self._lengths), 1 + max(self._lengths), done.laws.shape[-1])
+            self.q = laws.new_zeros(len(self._lengths), 1 + max(self._lengths), laws.shape[-1])
         where = [
             (b, i, 1 + starts[b] + i)
             for b, result in enumerate(done.rows)
@@ -205,4 +206,4 @@ class _Laws:
         ]
         if where:
             row, source, target = to_device(where, self.q.device).unbind(1)
-            self.q[row, target] = done.laws[row, source]
+            self.q[row, target] = laws[row, source]

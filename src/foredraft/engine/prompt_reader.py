@@ -122,7 +122,6 @@ class PromptReader:
             reading.requests[row] = sequence
         self._readings = [*self._readings, *added]
 
-    @torch.inference_mode()
     def read(self, *, busy: bool, drafts: bool, begin: Callable[[int], object]) -> Ready:
         """Read some of the prompts; those whose last chunk was read start with the drafter.
 
@@ -133,6 +132,14 @@ class PromptReader:
             drafts: have the drafter read long prompts, too, a chunk at a time; else it reads them at its first draft.
             begin: called with each row just before the drafter reads or admits it.
         """
+        if self._readings:
+            with torch.inference_mode():
+                return self._read(busy=busy, drafts=drafts, begin=begin)
+        self._waited = False
+        return Ready({}, None)
+
+    def _read(self, *, busy: bool, drafts: bool, begin: Callable[[int], object]) -> Ready:
+        """``read``, if there is anything to read."""
         started = time.perf_counter()
         error = None
         for reading in self._readings:

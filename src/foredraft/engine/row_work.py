@@ -53,7 +53,8 @@ class Prepared(NamedTuple):
         view = batch.view(stepper.cache.room)
         limits = [sequence.draft_limit(context) for sequence in batch.sequences]
         predictions = [sequence.prediction for sequence in batch.sequences]
-        return cls(view, limits, copies(predictions, limits, stepper.copied_nodes(view)))
+        nodes = stepper.copied_nodes(view) if any(predictions) else 0
+        return cls(view, limits, copies(predictions, limits, nodes))
 
 
 def end_unprepared(batch: Batch, context: int, faults: RowFaults) -> bool:

@@ -1,8 +1,10 @@
 """The rows in flight, as tensors. Rows are added and removed between steps."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence as Seq
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
@@ -28,6 +30,24 @@ class _Rows:
     numbers: tuple[int, ...] = ()
     sequences: tuple[Sequence, ...] = ()
     warp: Warp | None = None
+
+
+class _Buffers(NamedTuple):
+    """Of each row: its tokens, their number, the last one, and the seed of its random numbers."""
+
+    history: Int[Tensor, "R L"]
+    lengths: Int[Tensor, "R"]
+    tips: Int[Tensor, "R"]
+    seeds: Int[Tensor, "R"]
+
+    @classmethod
+    def zeros(cls, rows: int, width: int, device: torch.device) -> "_Buffers":
+        like = torch.empty(0, dtype=torch.long, device=device)
+        return cls(persistent_zeros(like, rows, width), *(persistent_zeros(like, rows) for _ in range(3)))
+
+    def first(self, rows: int, width: int) -> "_Buffers":
+        """Of the first rows, with histories of this width."""
+        return _Buffers(self.history[:rows, :width], self.lengths[:rows], self.tips[:rows], self.seeds[:rows])
 
 
 class Batch:
@@ -58,9 +78,8 @@ class Batch:
         self._draws = draws
         self._recent = RecentTimes(exponentials) if device.type == "cpu" else None  # elsewhere lengths are not read
         self._rows = _Rows()
-        self._history = torch.zeros(0, 0, dtype=torch.long, device=device)
-        self._lengths = torch.zeros(0, dtype=torch.long, device=device)
-        self._seeds = torch.zeros(0, dtype=torch.long, device=device)
+        self._buffers = self._shown = _Buffers.zeros(0, 0, device)
+        self._on_host: list[np.ndarray] = []  # the same memory
 
     def __len__(self) -> int:
         return len(self._rows.numbers)
@@ -81,11 +100,13 @@ class Batch:
         sequences = tuple(added.values())
         committed = [torch.tensor([*sequence.prompt, *sequence.tokens], dtype=torch.long) for sequence in sequences]
         self._reserve(end, max(len(each.prompt) + each.rules.max_new_tokens for each in sequences))
-        columns = [[sequence.length, sequence.stream] for sequence in sequences]
+        facts = [[each.length, (each.tokens or each.prompt)[-1], each.stream] for each in sequences]
         history = torch.nn.utils.rnn.pad_sequence(committed, batch_first=True)
-        packed = torch.cat([torch.tensor(columns, dtype=torch.long), history], dim=1).to(self._device)
-        self._lengths[begin:end], self._seeds[begin:end] = packed[:, 0], packed[:, 1]
-        self._history[begin:end, : history.shape[1]] = packed[:, 2:]
+        packed = torch.cat([torch.tensor(facts, dtype=torch.long), history], dim=1).to(self._device)
+        own = self._buffers
+        for column, buffer in enumerate((own.lengths, own.tips, own.seeds)):
+            buffer[begin:end] = packed[:, column]
+        own.history[begin:end, : history.shape[1]] = packed[:, 3:]
         self._rows = _Rows((*old.numbers, *added), (*old.sequences, *sequences))
 
     def retire(self) -> None:
@@ -98,7 +119,7 @@ class Batch:
         order = list(range(count))
         movers = [i for i in stay if i >= count]
         for hole, mover in zip(sorted(set(order).difference(stay)), movers, strict=True):
-            for buffer in (self._history, self._lengths, self._seeds):
+            for buffer in self._buffers:
                 buffer[hole] = buffer[mover]
             order[hole] = mover
         self._rows = _Rows(tuple(old.numbers[i] for i in order), tuple(old.sequences[i] for i in order))
@@ -123,19 +144,26 @@ class Batch:
             self._rows = now = replace(now, warp=warp)
         if self._recent is not None:
             self._recent.begin_step()
-        count, extents = len(self), tuple(extent + unknown for extent in self.extents)
-        lengths = self._lengths[:count]
+        extents = tuple(sequence.length + unknown for sequence in now.sequences)
+        shown = self._first(len(extents), bucket(max(extents)))
         return View(
             rows=now.numbers,
-            history=self._history[:count, : bucket(max(extents))],
-            lengths=lengths,
+            history=shown.history,
+            lengths=shown.lengths,
             extents=extents,
             warp=warp,
-            noise=Noise(self._seeds[:count], lengths, self._recent),
+            noise=Noise(shown.seeds, shown.lengths, self._recent),
             draws=self._draws,
             room=room,
             slack=max(unknown - 1, 0),  # a step appends one token at least
+            tips=shown.tips,
         )
+
+    def _first(self, rows: int, width: int) -> _Buffers:
+        """The beginnings of the buffers, made again when sizes change."""
+        if self._shown.history.shape != (rows, width):
+            self._shown = self._buffers.first(rows, width)
+        return self._shown
 
     def _warp(self, idle: Collection[int] = ()) -> Warp:
         rows = list(enumerate(self.sequences))
@@ -161,19 +189,31 @@ class Batch:
         """Append the new tokens of a step, ``counts[b]`` of them in row b; later columns are undefined."""
         count, depth = emitted.shape
         self._reserve(count, max(self.extents) + depth)
-        lengths = self._lengths[:count]
-        index = lengths[:, None] + torch.arange(depth, device=self._device)
-        self._history[:count].scatter_(1, index, emitted.clamp(min=0))
-        lengths += counts
+        own = self._buffers.first(count, self._buffers.history.shape[1])
+        index = own.lengths[:, None] + torch.arange(depth, device=self._device)
+        own.history.scatter_(1, index, emitted.clamp(min=0))
+        own.tips.copy_(emitted.gather(1, counts[:, None] - 1)[:, 0])
+        own.lengths.add_(counts)
+
+    def append_known(self, emitted: Seq[Seq[int]]) -> None:
+        """``append`` of tokens on the host, on a CPU."""
+        extents = self.extents
+        self._reserve(len(emitted), max(extents) + max(map(len, emitted)))
+        history, lengths, tips, _ = self._on_host
+        for line, (extent, tokens) in enumerate(zip(extents, emitted, strict=True)):
+            history[line, extent : extent + len(tokens)] = tokens
+            lengths[line] = extent + len(tokens)
+            tips[line] = tokens[-1]
 
     def _reserve(self, rows: int, length: int) -> None:
         """Make room for rows of this many tokens and a step beyond them; keeps the contents."""
-        old_rows, old_length = self._history.shape
+        old_rows, old_length = self._buffers.history.shape
         if rows <= old_rows and length <= old_length:
             return
         rows = old_rows if rows <= old_rows else max(rows, 2 * old_rows)
-        history = persistent_zeros(self._history, rows, max(bucket(length) + bucket(1), old_length))
-        history[:old_rows, :old_length] = self._history
-        lengths, seeds = persistent_zeros(self._lengths, rows), persistent_zeros(self._seeds, rows)
-        lengths[:old_rows], seeds[:old_rows] = self._lengths, self._seeds
-        self._history, self._lengths, self._seeds = history, lengths, seeds
+        larger = _Buffers.zeros(rows, max(bucket(length) + bucket(1), old_length), self._device)
+        for buffer, old in zip(larger.first(old_rows, old_length), self._buffers, strict=True):
+            buffer.copy_(old)
+        self._buffers = self._shown = larger
+        if self._device.type == "cpu":
+            self._on_host = [each.numpy() for each in larger]

@@ -11,21 +11,22 @@ from torch import Tensor
 
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Drafter, Plan, StepOut, View
-from foredraft.core.transfer import HostCopy, to_device
+from foredraft.core.transfer import to_device
 from foredraft.core.tree import PAD, ROOT, TokenTree
 from foredraft.core.worth import DraftNodes
 from foredraft.engine.draft_check import Proposed, checked
 from foredraft.engine.grammar_masks import HostTree, Matchers, masked
+from foredraft.engine.host_tail import HostOut, follow, follows
 from foredraft.engine.isolation import Isolation, Without
 from foredraft.engine.prediction import Chains, with_copies
 from foredraft.engine.recording import RecordedStep
-from foredraft.engine.tail import RowStep as RowStep, Tail, TailOut, read_back
+from foredraft.engine.state import Batch
+from foredraft.engine.tail import RowStep as RowStep, Tail, TailOut
 from foredraft.model.base import TargetModel, widened
 from foredraft.model.cache import SlotCache
 from foredraft.model.replay import EAGER, Replay
 from foredraft.model.replay_rows import replay_for
 
-Append = Callable[[Int[Tensor, "B D"], Int[Tensor, "B"]], None]
 Follow = Callable[[int], tuple[View, Plan] | None]
 """See ``Stepper``."""
 SIZES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -34,36 +35,31 @@ COPIED_NODES, COPIED_NODES_GPU = 64, 256
 """Most nodes of a batch that is as wide as its longest copy, on a CPU and elsewhere."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepDone:
-    """A step's results by row, its new tokens as tensors, and its times in seconds.
+    """A step's results by row, and as tensors in its ``tail``, and its times in seconds.
 
     ``draft_seconds`` is the device's time for the draft, ``verify_seconds`` the rest of the step on the host's clock.
-    ``logprobs[b, i]`` is the model's law before any warp at new token i of row b. ``laws[b, i]`` is the processed law
-    that the token was drawn from; None if not requested or if all rows are greedy. ``levels``: levels drafted; may
+    ``logprobs[b, i]`` is the model's law before any warp at new token i of row b. ``levels``: levels drafted; may
     exceed the depth kept after pruning. ``host_seconds`` is the engine's time around the step, filled in by the engine.
-    ``tree`` with its ``scores`` (see ``Draft``) and ``path`` (see ``Verdict``) are on the device, and valid until the
-    next draft. ``following``: the draft of the next step with its plan, if it was made in this one. ``errors``: of the
-    rows that failed, by index; their results mean nothing.
+    ``tree`` is on the device, and valid until the next draft. ``following``: the draft of the next step with its plan,
+    if it was made in this one. ``errors``: of the rows that failed, by index; their results mean nothing.
     """
 
     rows: list[RowStep]
-    emitted: Int[Tensor, "B D"]
+    tail: TailOut | HostOut
     logprobs: Float[Tensor, "B D V"] | None
     draft_seconds: float
     verify_seconds: float
     levels: int = 0
-    laws: Float[Tensor, "B D V"] | None = None
     host_seconds: float = 0.0
     tree: TokenTree | None = None
-    scores: Float[Tensor, "B N"] | None = None
-    path: Int[Tensor, "B D"] | None = None
     following: "Drafted | None" = None
     errors: Mapping[int, Exception] = field(default_factory=dict)
 
     def recorded(self, index: int) -> RecordedStep:
         """The record of this step for one row; reads its tree back from the device."""
-        assert self.tree is not None and self.path is not None
+        assert self.tree is not None
         tokens, parents = self.tree.tokens[index].tolist(), self.tree.parents[index].tolist()
         nodes = [node for node, parent in enumerate(parents) if parent != PAD]
         places = {node: place for place, node in enumerate(nodes)}
@@ -71,7 +67,7 @@ class StepDone:
         return RecordedStep(
             tokens=[tokens[node] for node in nodes],
             parents=[places.get(parents[node], -1) for node in nodes],
-            path=[places[node] for node in self.path[index, 1 : 1 + result.accepted].tolist()],
+            path=[places[node] for node in result.path],
             emitted=result.emitted,
             copied=result.copied,
             draft_seconds=self.draft_seconds,
@@ -125,7 +121,7 @@ class Stepper:
         laws: bool = False,
         matchers: Matchers | None = None,
         free_rows: Collection[int] = (),
-        append: Append | None = None,
+        batch: Batch | None = None,
         drafted: Drafted | None = None,
         follow: Follow | None = None,
         without: Without | None = None,
@@ -136,7 +132,7 @@ class Stepper:
             chains: see ``with_copies``; if none is given, nothing is copied.
             matchers: of the rows' grammars; None if no row has one. They cost another read-back; see ``grammar_masks``.
             free_rows: rows of the cache that hold nothing, which recordings may use as padding.
-            append: called with the new tokens and their counts, on the device. It may change what ``view`` shows.
+            batch: gets the new tokens, which may change what ``view`` shows.
             drafted: the draft, if the last step has made it.
             follow: called with the most new tokens of a row. If it returns a view and a plan, the next draft is
                 launched before this step is read back: so the device drafts while the host ends the step.
@@ -152,26 +148,23 @@ class Stepper:
         if self.replay.records:
             draft = _shaped(draft)
         out, end = self._verify(rows, made._replace(draft=draft), rule, laws, matchers, set(free_rows))
-        table = HostCopy(end.table)
-        self._commit(rows.view, draft, out, end, append)
+        read = end.reading(draft, made.proposal)
+        self._commit(rows.view, draft, out, end, batch)
         logs = end.verdict.on_path(out.logits).float().log_softmax(-1) if logprobs else None
-        following = follow and follow(end.emitted.shape[1])
+        following = follow and follow(1 + draft.tree.depth)
         after = following and self._propose(*following)
-        results = read_back(draft, made.proposal, table, end.emitted.shape[1])
+        results = read()
         if any(chains):
             results = [row.of_copy() if chain else row for row, chain in zip(results, chains, strict=True)]
         seconds, drafting = begun.host_seconds(), made.begun.until(made.ended)
         return StepDone(
             rows=results,
-            emitted=end.emitted,
+            tail=end,
             logprobs=logs,
             draft_seconds=min(drafting, seconds),
             verify_seconds=max(seconds - drafting, 0.0),
             levels=levels,
-            laws=end.laws,
             tree=draft.tree,
-            scores=draft.scores,
-            path=end.verdict.path,
             following=after,
             errors=rows.errors,
         )
@@ -184,7 +177,7 @@ class Stepper:
         laws: bool,
         matchers: Matchers | None,
         free_rows: set[int],
-    ) -> tuple[StepOut, TailOut]:
+    ) -> tuple[StepOut, TailOut | HostOut]:
         """The target's forward and the step's tail."""
         tree, view = made.draft.tree, rows.view
         bases = view.lengths - 1
@@ -199,7 +192,11 @@ class Stepper:
         if matchers is not None and read is not None:
             logits = masked(logits, read, matchers, rows.errors)
 
-        def judge(seen: View) -> TailOut:
+        choose = None if replay.records or laws else self.target.choose
+
+        def judge(seen: View) -> TailOut | HostOut:
+            if choose is not None and follows(seen, rule):
+                return follow(choose, seen, made.draft, logits, made.proposal)
             tail = Tail.of(seen, made.draft, logits, rule, made.proposal, keep_law=laws, recorded=replay.records)
             return replay("tail", sizes, Tail.run, tail) if seen is view else tail.run()
 
@@ -214,14 +211,19 @@ class Stepper:
         out = self.target.compute(step, self.cache)
         return replace(out, logits=widened(out.logits, self.vocab_size))
 
-    def _commit(self, view: View, draft: Draft, out: StepOut, end: TailOut, append: Append | None) -> None:
+    def _commit(self, view: View, draft: Draft, out: StepOut, end: TailOut | HostOut, batch: Batch | None) -> None:
         """Launch what needs the verdict on the device only: so the device does it while the host goes on."""
         if not draft.tree.linear:
             slots = self.target.root_slots(view.lengths - 1, view.rows)
             self.cache.compact(view.rows, slots, end.verdict.path)
-        self.drafter.commit(view, draft, end.verdict, out)
-        if append is not None:
-            append(end.emitted, end.counts)
+        if self.drafter.commits:
+            self.drafter.commit(view, draft, end.verdict, out)
+        if batch is None:
+            return
+        if isinstance(end, TailOut):
+            batch.append(end.emitted, end.counts)
+        else:
+            batch.append_known([row.emitted for row in end.rows])
 
     def _with_chains(self, draft: Draft, chains: Chains) -> tuple[Draft, str | None]:
         """The draft with the copies, and the rule that verifies it."""

@@ -1,6 +1,6 @@
 """The tail of a step: from the target's logits to the tokens of each row, and their read-back."""
 
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass, replace
 
 import torch
@@ -46,14 +46,19 @@ class RowStep:
 
 @dataclass(frozen=True, slots=True)
 class TailOut:
-    """The tail's results. ``table``: what the host reads of them. ``laws``: the processed laws on the path, if asked
-    for and if some row is sampled."""
+    """The tail's results on the device. ``table``: what the host reads of them. ``laws``: the processed laws on the
+    path, if asked for and if some row is sampled."""
 
     verdict: Verdict
     emitted: Int[Tensor, "B D"]
     counts: Int[Tensor, "B"]
     table: Int[Tensor, "B C"]
     laws: Float[Tensor, "B D V"] | None
+
+    def reading(self, draft: Draft, proposal: Proposed | None) -> Callable[[], list[RowStep]]:
+        """Begin to copy the results to the host; what is returned waits for them."""
+        copy, width = HostCopy(self.table), self.emitted.shape[1]
+        return lambda: read_back(draft, proposal, copy, width)
 
 
 @dataclass(frozen=True, slots=True)

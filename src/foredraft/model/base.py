@@ -11,7 +11,7 @@ from torch import Tensor
 
 from foredraft.core.drafter import StepOut
 from foredraft.core.errors import ModelError
-from foredraft.core.rng import Exponentials
+from foredraft.core.rng import Choose, Exponentials
 from foredraft.core.tree import TokenTree
 from foredraft.heads.nets.target_parts import TargetParts
 from foredraft.model.cache import SlotCache
@@ -87,11 +87,17 @@ class TargetModel(ABC):
         """A faster way to make the times of a race, if there is one; see ``RecentTimes``."""
         return None
 
+    @property
+    def choose(self) -> Choose | None:
+        """Chooses a token at a node of float32 logits in memory of the host, if the model has a kernel for it. Steps
+        then follow their drafts on the host, and make a token's law only where a draft reaches it."""
+        return None
+
     def stepping(self) -> AbstractContextManager[None]:
         """The context of a whole step, drafts and sampling included."""
         return nullcontext()
 
-    def running(self) -> AbstractContextManager[None]:
+    def running(self) -> AbstractContextManager[object]:
         """The context of ``compute``: it installs what the forward needs, and other threads wait."""
         return nullcontext()
 

@@ -122,24 +122,25 @@ def address(
         max_position: positions are clamped below it; only padding exceeds it.
         start: the forward's first node; earlier nodes are already in the cache.
     """
-    nodes = tree.tokens.shape[1]
-    device = tree.tokens.device
-    index = torch.arange(nodes, device=device)
-    root = bases[:, None]
-    slots = root + index
-    on_path = None if tree.linear else tree.on_path
-    steps = index if on_path is None else tree.depths
-    positions = root + torch.where(tree.parents == PAD, 0, steps)
-    end = slots[:, start:] + 1 if on_path is None else root
+    tokens, root = tree.tokens, bases[:, None]
+    nodes, device = tokens.shape[1], tokens.device
+    slots = root if nodes == 1 else root + torch.arange(nodes, device=device)
+    positions = slots if tree.linear else root + torch.where(tree.parents == PAD, 0, tree.depths)
+    placed, on_path = positions, None if tree.linear else tree.on_path
+    if start:
+        tokens, slots, positions = (each[:, start:] for each in (tokens, slots, positions))
+        on_path = None if on_path is None else on_path[:, start:]
+    end = slots + 1 if on_path is None else root
     visible = {}
     for kind, bound in layout.kinds.items():
-        begin, seen = None, on_path if on_path is None else on_path[:, start:]
+        begin, seen = None, on_path
         if bound is not None:
-            begin = _begin(positions[:, start:], bound, kind in layout.chunked)
-            seen = seen if seen is None else seen & (positions[:, None] >= begin[..., None])
+            begin = _begin(positions, bound, kind in layout.chunked)
+            seen = seen if seen is None else seen & (placed[:, None] >= begin[..., None])
         visible[kind] = Visible(begin, end, root, seen)
-    positions = positions[:, start:].clamp(max=max_position - 1)
-    return StepIn(tree.tokens[:, start:], positions, slots[:, start:], visible, tuple(rows), extent_of(reach, device))
+    if reach > max_position:
+        positions = positions.clamp(max=max_position - 1)
+    return StepIn(tokens, positions, slots, visible, tuple(rows), extent_of(reach, device))
 
 
 def address_segments(

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from foredraft.core.errors import DrafterError, PromptError
 
@@ -26,7 +26,11 @@ class Tokenizer:
     """The parts of a transformers tokenizer that foredraft uses."""
 
     def __init__(self, inner: PreTrainedTokenizerBase) -> None:
-        self.inner = inner
+        self.inner: Any = inner
+        fast, kind = PreTrainedTokenizerFast, inner.__class__
+        plain = issubclass(kind, fast) and kind.decode is fast.decode and kind._decode is fast._decode
+        # without transformers' wrapper, which takes longer than a few tokens
+        self._direct = self.inner.backend_tokenizer.decode if plain else None
 
     def encode(self, text: str) -> list[int]:
         """Ids of a prompt, with the special tokens that the tokenizer adds at the start.
@@ -146,6 +150,8 @@ class Tokenizer:
 
     def decode(self, tokens: list[int], *, special: bool = False) -> str:
         """The string of ids, with spaces unchanged and without special tokens unless asked for."""
+        if self._direct is not None:
+            return str(self._direct(tokens, skip_special_tokens=not special))
         return str(self.inner.decode(tokens, skip_special_tokens=not special, clean_up_tokenization_spaces=False))
 
     def first_difference(self, other: "Tokenizer") -> str | None:

@@ -94,18 +94,16 @@ class Probe(Policy):
     def observe(self, view: View, plan: Plan, done: StepDone) -> None:
         first = not self._known.issuperset(view.rows)
         self._known.update(view.rows)
-        if done.tree is None or done.path is None or (self._longest and not plan.length):
+        if done.tree is None or (self._longest and not plan.length):
             return  # end of the request: no room for a draft
-        parents, paths = done.tree.parents.tolist(), done.path.tolist()
-        scores = None if done.scores is None else done.scores.tolist()
-        for row in range(len(view.rows)):
-            depths = _depths(parents[row])
+        for result in done.rows:
+            depths, scores = _depths(result.nodes.parents), result.nodes.scores
             drafted = [node for node in range(1, len(depths)) if depths[node] > 0]
             places = {node: place for place, node in enumerate(drafted)}
             step = Step(
                 depths=tuple(depths[node] for node in drafted),
-                scores=() if scores is None else tuple(scores[row][node] for node in drafted),
-                path=tuple(places[node] for node in paths[row] if node in places),
+                scores=() if scores is None else tuple(scores[node] for node in drafted),
+                path=tuple(places[node] for node in result.path),
                 levels=done.levels,
                 draft_seconds=done.draft_seconds,
                 verify_seconds=done.verify_seconds,

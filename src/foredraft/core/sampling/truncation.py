@@ -24,6 +24,11 @@ _TOLERANCE = 4e-6
 """Largest difference between two float32 sums of the same probabilities."""
 
 
+def coldest(temperature: float) -> float:
+    """The temperature, or the lowest that does not overflow, which gives the same law."""
+    return max(temperature, _COLDEST)
+
+
 @dataclass(frozen=True, slots=True)
 class Truncation:
     """Per-row values of the truncation stages; a stage that no row uses is None and does not run.
@@ -53,7 +58,7 @@ class Truncation:
             return torch.tensor(filled, dtype=dtype, device=device).view(-1, 1, 1)
 
         return cls(
-            temperature=column(lambda row: max(row.temperature, _COLDEST), 1.0),
+            temperature=column(lambda row: coldest(row.temperature), 1.0),
             top_k=column(lambda row: row.top_k, 0, torch.int64),
             most_k=1 << (max((row.top_k or 1 for row in params if not row.greedy), default=1) - 1).bit_length(),
             tail=column(lambda row: None if row.top_p in (None, 1.0) else 1.0 - row.top_p, -1.0),

@@ -25,7 +25,7 @@ from foredraft.core.draft import Target
 from foredraft.core.errors import OptionError
 from foredraft.core.sampling.history import HistoryRules, Paths, add_at, run_processors
 from foredraft.core.sampling.params import Processor, SamplingParams
-from foredraft.core.sampling.truncation import Truncation
+from foredraft.core.sampling.truncation import Truncation, coldest
 
 __all__ = ["Paths", "Warp", "check_token_ids"]
 
@@ -50,7 +50,7 @@ class Warp:
     history: HistoryRules | None
     processors: tuple[tuple[Processor, ...], ...]  # one entry per row; () if no row has any
     truncation: Truncation
-    hottest: float = 0.0  # the highest temperature of all rows, on the host
+    host_temperatures: tuple[float, ...] = ()  # of each row on the host; 0 for greedy rows
 
     @classmethod
     def of(
@@ -90,7 +90,7 @@ class Warp:
             history=history,
             processors=processors if any(processors) else (),
             truncation=Truncation.of(params, device),
-            hottest=max(0.0 if row.greedy else row.temperature for row in params),
+            host_temperatures=tuple(0.0 if row.greedy else coldest(row.temperature) for row in params),
         )
 
     def __call__(self, logits: Float[Tensor, "B M V"], paths: Paths) -> Target:
@@ -127,6 +127,16 @@ class Warp:
             return plain if self.greedy_rows is None else plain.masked_fill_(self.greedy_rows[:, 0, 0], greedy)
         found = own[:, 0, 0].float().clamp(min=_COLDEST)
         return found if self.greedy_rows is None else found.masked_fill_(self.greedy_rows[:, 0, 0], greedy)
+
+    @property
+    def hottest(self) -> float:
+        """The highest temperature of all rows, on the host."""
+        return max(self.host_temperatures, default=0.0)
+
+    @property
+    def processes(self) -> bool:
+        """Whether ``processed`` changes anything."""
+        return self.needs_paths or self.bias is not None
 
     def scores(self, logits: Float[Tensor, "B M V"], paths: Paths) -> Float[Tensor, "B M V"]:
         """The softmax's input: -inf at all tokens that are banned or cut."""

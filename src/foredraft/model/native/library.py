@@ -3,7 +3,7 @@
 import ctypes
 import functools
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_void_p as c_void_p
+from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64 as c_int64, c_void_p as c_void_p
 from pathlib import Path
 
 from torch import Tensor
@@ -169,6 +169,7 @@ class Library:
             self.rank = self._function("fd_rank", c_int32, c_void_p, POINTER(Ranking))
             self.draft = self._function("fd_draft", c_int32, c_void_p, POINTER(Model), POINTER(Draft), c_int32)
             self.exponentials = self._function("fd_exponentials", None, c_void_p, c_int64, c_int64, c_void_p)
+            self.choose = self._function("fd_choose", c_int64, c_void_p, c_int64, c_float, c_int64)
             self.advise_huge = self._function("fd_advise_huge", None, c_void_p, c_int64)
         except (OSError, AttributeError) as error:
             raise ModelError(

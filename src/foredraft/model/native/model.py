@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from foredraft.core.drafter import StepOut
 from foredraft.core.errors import ModelError
 from foredraft.core.openmp import operators_in_one_thread
-from foredraft.core.rng import Exponentials
+from foredraft.core.rng import Choose, Exponentials
 from foredraft.core.tree import TokenTree
 from foredraft.heads.nets.target_parts import FINAL, TargetParts
 from foredraft.model.base import TargetModel
@@ -113,13 +113,20 @@ class NativeLM(TargetModel):
         self.engine.library.exponentials(c.pointer(bits.contiguous()), bits.numel(), count, c.pointer(out))
         return out
 
+    @property
+    def choose(self) -> Choose:
+        return self._choose
+
+    def _choose(self, scores: Float[Tensor, "B N V"], row: int, node: int, temperature: float, bits: int) -> int:
+        of_row, of_node, _ = scores.stride()
+        first = scores.data_ptr() + 4 * (row * of_row + node * of_node)
+        return self.engine.library.choose(first, scores.shape[2], temperature, bits)
+
     def stepping(self) -> AbstractContextManager[None]:
         return operators_in_one_thread()
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        with self.engine.lock:
-            yield
+    def running(self) -> AbstractContextManager[object]:
+        return self.engine.lock
 
     @torch.inference_mode()
     def forward(self, step: StepIn, cache: SlotCache, keep: Int[Tensor, "M"] | None = None) -> StepOut:

@@ -1,5 +1,6 @@
 """Runs packed decoder layers over a slot cache: what a model and a draft head have in common."""
 
+import ctypes
 import threading
 import weakref
 from typing import Any, NamedTuple
@@ -111,7 +112,7 @@ class Runner:
         """A step of the kernels without results, and what must live as long."""
         rows, nodes = step.tokens.shape
         tokens, positions, slots = (each.contiguous() for each in (step.tokens, step.positions, step.slots))
-        lines = torch.tensor(cache.lines(step.rows))
+        lines = (c.c_int64 * rows)(*cache.lines(step.rows))
         visible, held = self._visible(step)
         given = c.Step(
             rows=rows,
@@ -119,7 +120,7 @@ class Runner:
             tokens=tokens.data_ptr(),
             positions=positions.data_ptr(),
             slots=slots.data_ptr(),
-            lines=lines.data_ptr(),
+            lines=ctypes.addressof(lines),
             visible=visible,
             cache=self.cache_pointers(cache),
             cache_rows=cache.rows,
@@ -141,7 +142,7 @@ class Runner:
 
     def tables(self) -> tuple[Any, int]:
         """The rotary tables, as the kernels take them, and the number of their positions."""
-        return (c.c_void_p * len(self._tables))(*(table.data_ptr() for table in self._tables)), len(self._tables[0])
+        return self._rotary, len(self._tables[0])
 
     def _visible(self, step: StepIn) -> tuple[Any, list[Tensor]]:
         """What the nodes attend to, by kind of layer, and the tensors that it points to."""
@@ -185,3 +186,4 @@ class Runner:
             return
         counts = range(0, positions, _TABLE)
         self._tables = [torch.cat([each.table(start, _TABLE) for start in counts]) for each in self.shape.frequencies]
+        self._rotary = (c.c_void_p * len(self._tables))(*(table.data_ptr() for table in self._tables))

@@ -157,4 +157,7 @@ int32_t fd_rank(Engine *engine, const Ranking *ranking);
 void fd_advise_huge(void *memory, int64_t bytes);
 void fd_exponentials(const int64_t *bits, int64_t rows, int64_t count, float *out); /* out: [rows, count] */
 
+/* The best token, or, at a temperature above 0, the one that is drawn with these bits; -1 if a score is NaN or none is finite. */
+int64_t fd_choose(const float *scores, int64_t count, float temperature, int64_t bits);
+
 #endif

@@ -1,4 +1,5 @@
-/* Arrival times of tokens in the race that draws them: exponentials, hashed from a position's random bits and the token.
+/* Arrival times of tokens in the race that draws them: exponentials, hashed from a position's random bits and the token;
+ * and the race itself.
  *
  * The integers are those of core/rng.py. The logarithm differs from torch's in the last place. Plain loops, which the
  * compiler makes vectors of; every lane has the same bits.
@@ -52,13 +53,14 @@ INLINE uint64_t race_bits(int64_t seed, int64_t position) {
 }
 
 INLINE float uniform_of(uint64_t bits, uint64_t token) {
+    const float most = 1.0f - 0x1p-24f; /* so that every time is finite */
     uint64_t x = mixed(bits + (token + 1) * 0x9e3779b97f4a7c15u) >> 11;
-    return ((float)(int64_t)x + 0.5f) * 0x1p-53f;
+    float u = ((float)(int64_t)x + 0.5f) * 0x1p-53f;
+    return u < most ? u : most;
 }
 
 /* Arrival times of the first ``count`` tokens, or of those that ``ids`` names. */
 static void times_of(uint64_t bits, const int64_t *ids, int64_t count, float *out) {
-    const float most = 1.0f - 0x1p-24f; /* so that every time is finite */
     for (int64_t begin = 0; begin < count; begin += RACE) {
         int64_t left = count - begin < RACE ? count - begin : RACE;
         float uniform[RACE];
@@ -66,12 +68,78 @@ static void times_of(uint64_t bits, const int64_t *ids, int64_t count, float *ou
             for (int64_t i = 0; i < left; i++) uniform[i] = uniform_of(bits, (uint64_t)ids[begin + i]);
         else
             for (int64_t i = 0; i < left; i++) uniform[i] = uniform_of(bits, (uint64_t)(begin + i));
-        for (int64_t i = 0; i < left; i++) out[begin + i] = time_of(uniform[i] < most ? uniform[i] : most);
+        for (int64_t i = 0; i < left; i++) out[begin + i] = time_of(uniform[i]);
     }
 }
 
 void fd_exponentials(const int64_t *bits, int64_t rows, int64_t count, float *out) {
     for (int64_t row = 0; row < rows; row++) times_of((uint64_t)bits[row], NULL, count, out + row * count);
+}
+
+INLINE int64_t at_most(int64_t count, int64_t most) { return count < most ? count : most; }
+
+/* The least product of two numbers each; all are positive. */
+INLINE float least_product(const float *x, const float *y) {
+    vf low = v_mul(v_load(x), v_load(y));
+    for (int64_t i = W; i < RACE; i += W) low = v_min(v_mul(v_load(x + i), v_load(y + i)), low);
+    return -v_highest(v_sub(v_set(0.0f), low));
+}
+
+/* The first arrival of a race in which token i takes time / e^(scores[i] / temperature): the token of the least
+ * time * e^(highest - score). A block whose numbers, which are below their times, do not reach it needs no logarithms.
+ */
+INLINE int64_t first_arrival(const float *scores, int64_t count, float temperature, float highest, uint64_t bits) {
+    const float below = 0.9999f; /* more than time_of rounds */
+    float least = INFINITY;
+    int64_t token = 0;
+    for (int64_t first = 0; first < count; first += RACE) {
+        int64_t left = at_most(count - first, RACE);
+        float delay[RACE], time[RACE];
+        for (int64_t i = 0; i < RACE; i++) delay[i] = i < left ? scores[first + i] : -INFINITY;
+        for (int64_t i = 0; i < RACE; i += W)
+            v_store(delay + i, v_exp(v_sub(v_set(highest), v_div(v_load(delay + i), v_set(temperature)))));
+        for (int64_t i = 0; i < RACE; i++) time[i] = uniform_of(bits, (uint64_t)(first + i));
+        if (least_product(time, delay) * below >= least) continue;
+        for (int64_t i = 0; i < RACE; i++) time[i] = time_of(time[i]);
+        float soonest = least_product(time, delay);
+        if (soonest >= least) continue;
+        least = soonest;
+        for (int64_t i = left - 1; i >= 0; i--)
+            if (time[i] * delay[i] == least) token = first + i;
+    }
+    return token;
+}
+
+/* The highest score and the block where it is first; NaN if a score is. */
+INLINE float highest_of(const float *x, int64_t count, int64_t *block) {
+    float best = -INFINITY;
+    for (int64_t first = 0; first < count; first += RACE) {
+        int64_t left = at_most(count - first, RACE), i = 0;
+        vf high = v_set(-INFINITY), other = high, sum = v_set(0.0f);
+        for (; i + 2 * W <= left; i += 2 * W) {
+            vf a = v_load(x + first + i), b = v_load(x + first + i + W);
+            high = v_max(a, high), other = v_max(b, other);
+            sum = v_add(sum, v_add(a, b)); /* NaN stays, but opposite infinities add up to it, too */
+        }
+        float found = v_highest(v_max(high, other)), total = v_sum(sum);
+        for (; i < left; i++) found = x[first + i] > found ? x[first + i] : found, total += x[first + i];
+        for (i = 0; total != total && i < left; i++)
+            if (x[first + i] != x[first + i]) return NAN;
+        if (found > best) best = found, *block = first;
+    }
+    return best;
+}
+
+int64_t fd_choose(const float *scores, int64_t count, float temperature, int64_t bits) {
+    int64_t block = 0;
+    float highest = highest_of(scores, count, &block);
+    if (!isfinite(highest)) return -1;
+    if (temperature > 0.0f) {
+        highest /= temperature;
+        return isfinite(highest) ? first_arrival(scores, count, temperature, highest, (uint64_t)bits) : -1;
+    }
+    while (scores[block] != highest) block++;
+    return block;
 }
 
 #endif

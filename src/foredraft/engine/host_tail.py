@@ -1,0 +1,136 @@
+"""The tail of a step on a host that may read the logits: each row follows its draft, one token after another.
+
+The verdicts are those of target sampling. A token is needed only at the nodes that are reached, and the race that draws
+it needs no law but scores, so a kernel chooses it (``TargetModel.choose``), and nothing has to be read back.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from foredraft.core.cached import cached
+from foredraft.core.draft import Draft, Verdict
+from foredraft.core.drafter import View
+from foredraft.core.rng import Choose, target_bits
+from foredraft.core.sampling.warp import Paths
+from foredraft.core.tree import PAD
+from foredraft.core.verify import DEFAULT
+from foredraft.core.worth import DraftNodes
+from foredraft.engine.draft_check import Proposed
+from foredraft.engine.tail import RowStep
+
+
+@dataclass(frozen=True, slots=True)
+class HostOut:
+    """The tail's results, known on the host; as tensors, D wide, when they are asked for."""
+
+    rows: list[RowStep]
+    width: int
+    laws: None = None
+    _cache: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @cached
+    def _table(self) -> Int[Tensor, "B C"]:
+        """The new tokens of each row, its path with the root, and its last token."""
+        nothing = [-1] * self.width
+        lines = [([*row.emitted, *nothing], [0, *row.path, *nothing], row.emitted[-1:]) for row in self.rows]
+        return torch.tensor([[*new[: self.width], *path[: self.width], *last] for new, path, last in lines])
+
+    def reading(self, draft: Draft, proposal: Proposed | None) -> Callable[[], list[RowStep]]:
+        """See ``TailOut``."""
+        return lambda: self.rows
+
+    @property
+    def emitted(self) -> Int[Tensor, "B D"]:
+        """See ``TailOut``."""
+        return self._table[:, : self.width]
+
+    @property
+    def verdict(self) -> Verdict:
+        """The accepted paths."""
+        return Verdict(self._table[:, self.width : -1], self._table[:, -1])
+
+
+def follows(view: View, rule: str | None) -> bool:
+    """Whether ``follow`` has the verdicts of this rule."""
+    return rule in (None, DEFAULT) or view.warp.greedy
+
+
+def follow(
+    choose: Choose, view: View, draft: Draft, logits: Float[Tensor, "B N V"], proposal: Proposed | None
+) -> "HostOut":
+    """Choose the next tokens of each row, as far as they are in its draft, and one more.
+
+    Raises:
+        DrafterError: the draft cannot be verified.
+    """
+    scores, temperatures = _scores(view, draft, logits)
+    tree, noise = draft.tree, view.noise
+    parents = tree.parents.tolist()
+    chances = [None] * len(parents) if draft.scores is None else draft.scores.tolist()
+    given = zip(noise.seeds.tolist(), noise.positions.tolist(), temperatures, strict=True)
+    rows = [
+        _row(_Race(choose, scores, row, *each), tokens, DraftNodes(above, chance), linear=tree.linear)
+        for row, (each, tokens, above, chance) in enumerate(
+            zip(given, tree.tokens.tolist(), parents, chances, strict=True)
+        )
+    ]
+    if proposal is not None:
+        proposal.judge(proposal.columns.tolist(), [each.depth for each in rows], tree.depth)
+    return HostOut(rows, tree.depth + 1)
+
+
+def _scores(view: View, draft: Draft, logits: Float[Tensor, "B N V"]) -> tuple[Float[Tensor, "B N V"], Sequence[float]]:
+    """What tokens are chosen by, and the temperature of each row by which it is still to be divided; 0 if greedy."""
+    warp = view.warp
+    if warp.truncation.cuts and not warp.greedy:
+        scores = warp.scores(logits, Paths(view.history, view.noise.positions, draft.tree))
+        return scores.float(), [float(each > 0) for each in warp.host_temperatures]
+    if warp.processes:
+        logits = warp.processed(logits, Paths(view.history, view.noise.positions, draft.tree)).float()
+    return logits, warp.host_temperatures
+
+
+class _Race(NamedTuple):
+    """The choices of a row. ``position``: of its next token."""
+
+    choose: Choose
+    scores: Float[Tensor, "B N V"]
+    row: int
+    seed: int
+    position: int
+    temperature: float
+
+    def token(self, node: int, depth: int) -> int:
+        """The token after a node of this depth; -1 if there is no law."""
+        bits = target_bits(self.seed, self.position + depth) if self.temperature else 0
+        return self.choose(self.scores, self.row, node, self.temperature, bits)
+
+
+def _row(race: _Race, tokens: Sequence[int], nodes: DraftNodes, *, linear: bool) -> RowStep:
+    """The step of a row with these nodes."""
+    here, end, emitted, healthy = [0], 0, list[int](), True  # several nodes if siblings are equal
+    while here and healthy:
+        end, token = here[0], race.token(here[0], len(emitted))
+        emitted.append(max(token, 0))
+        healthy = token >= 0
+        here = [node for node, parent in enumerate(nodes.parents) if parent in here and tokens[node] == token]
+    path = []
+    while end:
+        path.append(end)
+        end = nodes.parents[end]
+    drafted = len(nodes.parents) - 1 - nodes.parents.count(PAD)
+    depth = drafted if linear else _deepest(nodes.parents)
+    return RowStep(emitted, drafted, depth, len(path), healthy, path[::-1], nodes)
+
+
+def _deepest(parents: Sequence[int]) -> int:
+    depths = [0] * len(parents)
+    for node, parent in enumerate(parents):
+        if parent >= 0:
+            depths[node] = depths[parent] + 1
+    return max(depths)
