@@ -177,12 +177,12 @@ def against_transformers() -> str:
     )
 
 
-def engines_made(lines: dict[str, list[dict]], results: Path = engines.RESULTS) -> str:
+def engines_made(lines: dict[str, list[dict]], results: Path = engines.RESULTS, model: str | None = None) -> str:
     """Where, by what and on which model the engines were compared."""
     origin = lines["provenance"][0]
     chats = len({(run["task"], run["prompt_tokens"]) for run in lines["run"]})
     return (
-        f"{origin['model']}, {origin['new_tokens']} new tokens of {chats} chats, greedy, medians. "
+        f"{model or origin['model']}, {origin['new_tokens']} new tokens of {chats} chats, greedy, medians. "
         f"{origin['device']}, torch {origin['torch']}, commit {origin['commit'][:9]}, {origin['date']}. "
         f"Every run is in `{results}`."
     )
@@ -209,7 +209,9 @@ def pages() -> dict[Path, str]:
     every = {"engines": f"{engine_tables.tables(lines)}\n\n{engines_made(lines)}"}
     if (ROOT / engines.SHAPE_RESULTS).exists():
         shapes = read(ROOT / engines.SHAPE_RESULTS)
-        every["shapes"] = f"{engine_tables.shapes(shapes)}\n\n{engines_made(shapes, engines.SHAPE_RESULTS)}"
+        every["shapes"] = (
+            f"{engine_tables.shapes(shapes)}\n\n{engines_made(shapes, engines.SHAPE_RESULTS, 'Random weights')}"
+        )
     served = {"serving": serving.table()} if serving.RESULTS.exists() else {}
     blocks = {
         "README.md": {"results": f"{policy_tables.in_short(few)} {_made(few)} {against_transformers()}"} | compared,
