@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 
 import random_heads as heads
+import specs
 import tiny
 from foredraft.core.draft import Draft
 from foredraft.core.drafter import Drafter, Plan, View
 from foredraft.core.sampling.params import SamplingParams
+from foredraft.core.sampling.truncation import Truncation
 from foredraft.core.sampling.warp import Warp
 from foredraft.core.tree import PAD, TokenTree
 from foredraft.drafters.common.feature_cache import TorchLayers
@@ -168,3 +170,21 @@ def test_weights_that_were_trained_are_packed_in_place():
     assert all(not torch.equal(old, new.data) for old, new in zip(before, after, strict=True))
     assert layers is not None and layers.model.layer[0].out.data == net.midlayer.self_attn.o_proj.matrix.data.data_ptr()
     torch.testing.assert_close(after[-1].dequantised(), trained.lm_head.weight, atol=0.02, rtol=0.0)
+
+
+@pytest.mark.parametrize("heat", [(0.0,), (0.9,), (0.0, 1.3)], ids=["greedy", "sampled", "mixed"])
+@pytest.mark.parametrize(
+    "spec", ["medusa:medusa,nodes=9", "hydra:hydra++,nodes=9", "blockwise:blockwise", "eagle1:eagle"]
+)
+def test_guesses_are_ranked_as_in_torch(monkeypatch: pytest.MonkeyPatch, spec: str, heat: tuple[float, ...]):
+    target, drafts = native("llama", "int8"), []
+    for kernel in (True, False):
+        drafter = specs.build(spec, target, heads=heads.HEADS)
+        if not kernel:
+            monkeypatch.setattr(Truncation, "cuts", property(lambda self: True))
+        drafts.append(run(target, drafter, 3, heat))
+    found, expected = drafts
+    assert found.keys() == expected.keys() and len(found) > 30
+    for key, (tokens, parents, scores) in found.items():
+        assert (tokens, parents) == expected[key][:2]
+        assert scores == pytest.approx(expected[key][2], abs=1e-4)

@@ -18,6 +18,7 @@ from foredraft.drafters.common.last_hidden import LastHidden
 from foredraft.heads.nets.medusa import Blockwise, Medusa
 from foredraft.heads.nets.target_parts import FINAL
 from foredraft.model.base import widened
+from foredraft.model.native.head import engine_of
 from foredraft.model.replay import EAGER, Replay
 
 
@@ -38,6 +39,7 @@ class BlockwiseDrafter(HeadDrafter[LastHidden]):
         heads = net.config.num_heads
         super().__init__(LastHidden(replay), Needs((FINAL,), max_nodes=heads, max_depth=heads, ahead=True))
         self._net = net
+        self._engine = engine_of(net.target)
 
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:
@@ -54,7 +56,7 @@ class BlockwiseDrafter(HeadDrafter[LastHidden]):
             return widened(self._net.logits(hidden, head), self._net.target.vocab_size)
 
         limits = ChainLimits(allowed, None, depth)
-        return build_chain(view, limits, read(view.roots, 0), read, recorded=self._state.records)
+        return build_chain(view, limits, read(view.roots, 0), read, recorded=self._state.records, engine=self._engine)
 
 
 def build(options: Options, context: BuildContext) -> BlockwiseDrafter:

@@ -118,7 +118,8 @@ def guessed_tree(view: View, forwards: Forwards, allowed: Int[Tensor, "B"], limi
 
 def drafted_chain(view: View, forwards: Forwards, limits: ChainLimits) -> Draft:
     """A chain of a draft model."""
-    return build_chain(view, limits, forwards.root(), forwards.next, recorded=forwards.recorded)
+    logits, engine = forwards.root(), forwards.engine
+    return build_chain(view, limits, logits, forwards.next, recorded=forwards.recorded, engine=engine)
 
 
 def build(options: Options, context: BuildContext) -> DraftModel:

@@ -16,6 +16,7 @@ from foredraft.core.rng import Stream, draw
 from foredraft.core.sampling.warp import Paths
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.tree_ops import normalize_or_uniform, ranked
+from foredraft.model.native.runner import Engine
 
 ReadNext = Callable[[Int[Tensor, "B"], int], Float[Tensor, "B 1 V"]]
 """Logits after drafted token i of each row (0 is the root); earlier tokens have been read."""
@@ -69,12 +70,19 @@ class ChainOptions(SizedOptions):
 
 
 def build_chain(
-    view: View, limits: ChainLimits, logits: Float[Tensor, "B 1 V"], read_next: ReadNext, *, recorded: bool = False
+    view: View,
+    limits: ChainLimits,
+    logits: Float[Tensor, "B 1 V"],
+    read_next: ReadNext,
+    *,
+    recorded: bool = False,
+    engine: Engine | None = None,
 ) -> Draft:
     """Build a chain of tokens per row: of the best guesses, or drawn from q if drafts are drawn.
 
     Args:
         logits: after the root.
+        engine: see ``ranked``.
         recorded: read no values; otherwise, on a CPU, the draft ends when the chains of all rows have.
     """
     tokens, scores = [view.roots], [torch.zeros_like(view.roots, dtype=torch.float32)]
@@ -85,7 +93,7 @@ def build_chain(
     going = allowed > 0
     for i in range(1, depth + 1):
         paths = Paths(view.history, view.lengths, TokenTree.chain(torch.stack(tokens, 1)), start=i - 1)
-        token, chance, law = _drawn(view, logits, paths, i) if draws else _guess(view, logits, paths, i)
+        token, chance, law = _drawn(view, logits, paths, i) if draws else _guess(view, logits, paths, i, engine)
         tokens.append(token)
         laws += [] if law is None else [law]
         scores.append(scores[-1] + chance)
@@ -112,10 +120,10 @@ class _Next(NamedTuple):
     law: Float[Tensor, "B 1 V"] | None = None
 
 
-def _guess(view: View, logits: Float[Tensor, "B 1 V"], paths: Paths, index: int) -> _Next:
+def _guess(view: View, logits: Float[Tensor, "B 1 V"], paths: Paths, index: int, engine: Engine | None) -> _Next:
     """The best guess for the node with this index in every row."""
     times = None if view.warp.greedy else view.noise.times(index - 1, logits.shape[-1])
-    tokens, shares = ranked(view.warp.processed(logits, paths), 1, view.warp, times, sharpest=1.0)
+    tokens, shares = ranked(view.warp.processed(logits, paths), 1, view.warp, times, 1.0, engine)
     return _Next(tokens[:, 0, 0], shares[:, 0, 0])
 
 

@@ -14,6 +14,8 @@ from foredraft.drafters.common.tree_builder import TreeBuilder
 from foredraft.engine.nested_loop import NestedLoop
 from foredraft.model.base import TargetModel, widened
 from foredraft.model.cache import SlotCache
+from foredraft.model.native.head import engine_of
+from foredraft.model.native.runner import Engine
 from foredraft.model.prefill import prefill
 from foredraft.model.read_rows import ReadRows
 from foredraft.model.replay import EAGER, Replay, Sizes
@@ -187,6 +189,11 @@ class Forwards:
         self._sizes = sizes
         self.recorded = recorded
 
+    @property
+    def engine(self) -> Engine | None:
+        """That runs the model, if it is the native one."""
+        return engine_of(self._runner.model)
+
     def root(self) -> Float[Tensor, "B 1 V"]:
         """Read the new tokens of each row; return the logits after the root."""
         tokens, lengths, full = self._unread.tokens, self._unread.lengths, self._unread.full
@@ -261,7 +268,7 @@ class RunnerTreeBuilder(TreeBuilder):
 
     def __init__(self, forwards: Forwards, view: View) -> None:
         logits = forwards.root()
-        super().__init__(view, logits, logits.shape[-1])
+        super().__init__(view, logits, logits.shape[-1], engine=forwards.engine)
         self._forwards = forwards
 
     def _read_level(self, tokens: Int[Tensor, "B F"], places: Int[Tensor, "B F"]) -> Float[Tensor, "B F V"]:

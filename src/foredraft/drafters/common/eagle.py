@@ -23,7 +23,7 @@ from foredraft.drafters.common.tree_ops import at_places
 from foredraft.heads.nets.eagle import EagleNet
 from foredraft.model.cpu_linear import any_weight
 from foredraft.model.masks import StepIn, Visible
-from foredraft.model.native.head import head_layers
+from foredraft.model.native.head import engine_of, head_layers
 from foredraft.model.replay import EAGER, Replay
 
 
@@ -141,7 +141,7 @@ class HeadTreeBuilder(TreeBuilder):
     def __init__(
         self, net: EagleNet, cache: FeatureCache, view: View, states: Float[Tensor, "B 1 H"], slots: TreeSlots
     ) -> None:
-        super().__init__(view, net.logits(states), net.target.vocab_size, net.vocabulary)
+        super().__init__(view, net.logits(states), net.target.vocab_size, net.vocabulary, engine_of(net.target))
         self._net = net
         self._cache = cache
         self._states = states

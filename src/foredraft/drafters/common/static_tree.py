@@ -28,6 +28,7 @@ from foredraft.heads.nets.hydra import Hydra
 from foredraft.heads.nets.medusa import Medusa
 from foredraft.heads.nets.target_parts import FINAL
 from foredraft.model.cpu_linear import any_weight
+from foredraft.model.native.head import engine_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +124,8 @@ class _HeadsBuilder(TreeBuilder):
         self._heads = heads
         self._hidden = hidden
         self._paths = view.roots[:, None, None]  # [B, F, K]: the tokens from the root to each frontier node
-        super().__init__(view, heads.logits(hidden, self._paths, 0), heads.network.target.vocab_size)
+        logits, parts = heads.logits(hidden, self._paths, 0), heads.network.target
+        super().__init__(view, logits, parts.vocab_size, engine=engine_of(parts))
 
     def _read_level(
         self, tokens: Int[Tensor, "B F"], places: Int[Tensor, "B F"]

@@ -15,6 +15,7 @@ from foredraft.core.tree import ROOT, TokenTree
 from foredraft.drafters.common.templates import Path, Template
 from foredraft.drafters.common.tree_ops import Candidates, ranked, worth_a_level
 from foredraft.model.base import widened
+from foredraft.model.native.runner import Engine
 
 
 class TreeBuilder(ABC):
@@ -26,16 +27,23 @@ class TreeBuilder(ABC):
 
     Args:
         vocabulary: the target's ids of the draft's tokens; None if they are the same.
+        engine: see ``ranked``.
     """
 
     in_place = False
 
     def __init__(
-        self, view: View, logits: Float[Tensor, "B 1 v"], vocab_size: int, vocabulary: Int[Tensor, "v"] | None = None
+        self,
+        view: View,
+        logits: Float[Tensor, "B 1 v"],
+        vocab_size: int,
+        vocabulary: Int[Tensor, "v"] | None = None,
+        engine: Engine | None = None,
     ) -> None:
         self.view = view
         self.vocab_size = vocab_size
         self._vocabulary = vocabulary
+        self._engine = engine
         self.starts = [0]
         self.logits = logits
         self._tokens = [view.roots[:, None]]
@@ -85,7 +93,7 @@ class TreeBuilder(ABC):
         times = None if warp.greedy else self.view.noise.times(len(self._places), self.vocab_size)
         if times is not None and ids is not None:
             times = times.index_select(1, ids)
-        best, shares = ranked(logits, count, warp, times)
+        best, shares = ranked(logits, count, warp, times, engine=self._engine)
         best = best if ids is None else ids[best]
         nodes = self._tokens[-1].shape[1]
         return best.expand(-1, nodes, -1), shares.expand(-1, nodes, -1)

@@ -10,6 +10,7 @@ from foredraft.core.draft import Draft, Law
 from foredraft.core.rng import first
 from foredraft.core.sampling.warp import Warp
 from foredraft.core.tree import PAD, ROOT, TokenTree
+from foredraft.model.native.runner import MOST_GUESSES, Engine
 
 SHARPEST = 0.8
 """The temperature at which a draft's probabilities best predict acceptance by a greedy target, which accepts likely
@@ -66,6 +67,7 @@ def ranked(
     warp: Warp,
     times: Float[Tensor, "B v"] | None,
     sharpest: float = SHARPEST,
+    engine: Engine | None = None,
 ) -> tuple[Int[Tensor, "B F K"], Float[Tensor, "B F K"]]:
     """The ``count`` best guesses for the token after each of F nodes, best first, in the draft's own ids, and the log
     of their shares among all guesses; -inf for tokens that the draft's warp cuts.
@@ -77,7 +79,11 @@ def ranked(
         logits: after penalties and bans, where there are any.
         times: of the tokens at the position after these nodes; see ``Noise.times``. None if all rows are greedy.
         sharpest: the temperature of greedy rows.
+        engine: whose kernel does it, where no token is cut.
     """
+    if engine is not None and count <= MOST_GUESSES and not warp.truncation.cuts:
+        raced = None if warp.greedy_rows is None else ~warp.greedy_rows[:, 0, 0]
+        return engine.rank(logits.float(), count, warp.temperatures(len(logits), sharpest), times, raced)
     least = torch.finfo(torch.float32).min / 64  # so that a path's sum cannot overflow
     logits = logits.float().nan_to_num(nan=least, posinf=0.0, neginf=least)
     if times is None:

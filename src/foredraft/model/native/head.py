@@ -20,8 +20,8 @@ from foredraft.model.native import library as c
 from foredraft.model.native.drafting import TreeDrafter, TreeSize, Unread
 from foredraft.model.native.families import ACTIVATIONS, Frequencies
 from foredraft.model.native.linear import NativeEmbedding, NativeLinear
-from foredraft.model.native.model import NativeParts
-from foredraft.model.native.runner import Runner, RunnerShape
+from foredraft.model.native.model import NativeLM, NativeParts
+from foredraft.model.native.runner import Engine, Runner, RunnerShape
 from foredraft.model.native.weights import PackedMatrix
 
 STATES, FUSED, BESIDE = 1, 2, 3
@@ -101,6 +101,11 @@ class HeadLayers(Layers):
         """
         assert self._trees is not None
         return self._trees.draft(view, cache, Unread(width, 1, features), size)
+
+
+def engine_of(owner: object) -> Engine | None:
+    """The engine of a model or of the parts of one that heads read; None if it is not a native one."""
+    return owner.engine if isinstance(owner, (NativeParts, NativeLM)) else None
 
 
 def head_layers(net: EagleNet | Prefix, parts: object) -> HeadLayers | None:
