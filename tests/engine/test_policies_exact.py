@@ -26,7 +26,7 @@ from foredraft.engine.step import RowStep, StepDone, nodes_of, selected
 from oracle import Draws, EnumeratingRng, Table, grow, random_table, total_variation, true_law
 
 V, LENGTH, DEEPEST = 2, 4, 2
-CHEAP, DEAR = 0.05, 1.5  # seconds of a drafted level; a forward takes one
+CHEAP, DEAR = 0.05, 0.3  # seconds of a drafted level; a forward takes one
 
 
 def place(text: Sequence[int]) -> int:
@@ -103,16 +103,16 @@ CASES: dict[str, tuple[Callable[[], Policy], Drafted, float]] = {
 
 
 def ready(needs: Needs, level: float) -> Throughput:
-    """One that knows enough for what was drawn and accepted to decide from the first step on: drafting pays as much as
-    plain decoding, and two tokens as much as one.
+    """One that knows enough for what was drawn and accepted to decide from the first step on: drafting pays a little
+    more than plain decoding, and two tokens as much as one.
 
     Args:
         level: seconds of a drafted level.
     """
     policy = Throughput(needs)
-    policy.FIRST, policy.OFTEN = 0, 100  # no trials
     forward = {"1": 1.0, "2": 1.1, "4": 1.3, "8": 1.7}
-    pace = {"forward": forward, "level": level, "tokens": 2.0, "seconds": 2.0, "curve": [0.0, 0.5, 0.62]}
+    rate = {"tokens": 2.2, "levels": 0.0, "widths": {"1": 2.0}}
+    pace = {"forward": forward, "level": level, **rate, "curve": [0.0, 0.5, 0.62]}
     policy.restore({"weights": {"2": [0.0, 1.0, 0.0, 0.0]}, "paces": {"1/2": pace}})
     return policy
 

@@ -14,7 +14,7 @@ from policy_sim import World, always, fixed, plain, run, step_of, uneven, view
 from foredraft.core.drafter import Needs, Plan
 from foredraft.core.worth import Features
 from foredraft.engine.policy import Throughput
-from foredraft.engine.policy.estimates import AcceptanceModel, ForwardTimes, rising_means
+from foredraft.engine.policy.estimates import AcceptanceModel, ForwardTimes, Seconds, rising_means
 
 CHAIN, TREE = Needs(max_nodes=8), Needs(max_nodes=12, max_depth=6, scored=True)
 STEPS = 1000
@@ -117,11 +117,10 @@ def test_what_it_takes_to_begin_counts():
 
 def test_a_good_drafter_drafts_after_a_few_plain_steps_and_at_once_where_it_is_known():
     policy, world = Throughput(CHAIN), ALIKE["cheap draft"]
-    assert all(run(policy, world, 20).sizes[2:])
+    assert all(run(policy, world, 15).sizes[2:])
     run(policy, world, 200)
     again = Throughput(CHAIN)
     again.restore(json.loads(json.dumps(policy.state())))
-    assert all(run(again, world, 15).sizes)
     again.restore({"sizes": [0, 1], "seconds": {}, "accepted": {}})  # of version 0.1: ignored
     assert all(run(again, world, 15).sizes)
 
@@ -168,22 +167,47 @@ def test_the_acceptance_model_finds_the_weights_that_made_the_data():
     for _ in range(1500):
         features = [Features.of(chance.uniform(0.02, 0.98), chance.randint(1, 6), chance.random()) for _ in range(6)]
         chances = [1 / (1 + math.exp(-float(np.dot(truth, each)))) for each in features]
-        model.learn(features, [chance.random() < each for each in chances])
+        for each, probability in zip(features, chances, strict=True):
+            model.learn(each, accepted=chance.random() < probability)
     assert model.weights == pytest.approx(truth, abs=0.25)
 
 
 def test_the_acceptance_model_believes_the_draft_until_it_knows_better():
     model = AcceptanceModel()
-    assert model.weights == (0.0, 1.0, 0.0, 0.0)
-    model.learn([Features.of(0.7, 1, 0.5)], [False])
-    assert model.weights == pytest.approx((0.0, 1.0, 0.0, 0.0), abs=0.4)
+    for right in [True, False] * (AcceptanceModel.BATCH // 2 - 1):
+        model.learn(Features.of(0.5, 1, 0.5), accepted=right)
+        assert model.weights == (0.0, 1.0, 0.0, 0.0), "a batch is learned at once"
+    for _ in range(2):
+        model.learn(Features.of(0.5, 1, 0.5), accepted=False)
+    assert model.weights == pytest.approx((-0.2, 1.0, 0.0, 0.0), abs=0.3) and model.weights.one < 0
 
 
 def test_times_rise_with_the_size_and_are_interpolated():
     assert rising_means([(1.0, 1), (3.0, 1), (2.0, 1), (4.0, 1)]) == [1.0, 2.5, 2.5, 4.0]
     times = ForwardTimes()
-    for size, seconds in ((1, 9.0), (1, 1.0), *[(8, 2.4)] * 4, (6, 50.0), (6, 50.0)):
-        times.add(size, seconds)
+    for size, seconds in ((1, 9.0), (1, 1.0), (8, 2.4), (6, 50.0), (8, 2.4), (1, 9.0)):
+        times.add(size, seconds)  # plain steps count after another one
     found = times.table(12)
-    assert found[1] == 1.0 and found[8] == 2.4 and found[4] == pytest.approx(1.6)
-    assert found[12] == pytest.approx(2.4 + 4 * ForwardTimes.SLOPE)
+    assert found[1] == 1.0 and found[6] == found[8] == pytest.approx((50 + 2 * 2.4) / 3)
+    for _ in range(20):
+        times.add(6, 2.0)
+    found = times.table(12)
+    assert found[1] == 1.0 and found[6] == pytest.approx(2.0, rel=0.05) and found[8] == 2.4
+    assert found[4] == pytest.approx((1.0 + 3 / 5 * (found[6] - 1.0)) * (1 - ForwardTimes.HOPE))
+    assert found[12] == pytest.approx((2.4 + 4 * 1.4 / 7) * (1 - ForwardTimes.HOPE))
+
+
+def test_seconds_fall_fast_and_rise_slowly():
+    estimate = Seconds()
+    for _ in range(30):
+        for seconds in (1.0, 1.1, 1.5):
+            estimate.add(seconds)
+    assert 1.0 < estimate.value < 1.2
+    estimate.add(60.0)
+    assert estimate.value < 1.3, "a stall"
+    for _ in range(60):
+        estimate.add(3.0)
+    assert estimate.value == pytest.approx(3.0, rel=0.05), "the machine became slow"
+    for _ in range(10):
+        estimate.add(1.0)
+    assert estimate.value < 1.1

@@ -9,10 +9,10 @@ Any node may be dropped for any reason, values of tokens included, because draft
 token: they never change it. Drawn drafts of the ratio rules are never cut.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from math import exp, log
 from typing import NamedTuple
 
 LIKELY, UNLIKELY = 0.98, 0.002
@@ -31,12 +31,12 @@ class Features(NamedTuple):
     @classmethod
     def of(cls, chance: float, depth: int, recent: float) -> "Features":
         """``chance``: the draft's probability of the token after its parent. ``recent``: in [0, 1]."""
-        return cls(1.0, log_odds(min(max(chance, UNLIKELY), LIKELY)), math.log(depth), recent - 0.5)
+        return cls(1.0, log_odds(min(max(chance, UNLIKELY), LIKELY)), log(depth), recent - 0.5)
 
 
 def log_odds(chance: float) -> float:
     """The logarithm of chance / (1 - chance)."""
-    return math.log(chance / (1 - chance))
+    return log(chance / (1 - chance))
 
 
 class DraftNodes(NamedTuple):
@@ -52,7 +52,7 @@ class Worth:
 
     ``weights``: of ``Features``, for the log-odds that a child of an accepted node is accepted. ``unscored``: the
     probability of a drafter's tokens that come without scores. ``recent``: of each row. ``prices``: by the number of
-    nodes of the forward, root included; sizes that are not listed are not used.
+    nodes of the forward, root included, rising; sizes that are not listed are not used.
     """
 
     weights: Features
@@ -62,50 +62,41 @@ class Worth:
 
     def features(self, row: int, nodes: DraftNodes, node: int, depth: int) -> Features:
         """Of a drafted node at this depth."""
-        scores = nodes.scores
-        chance = self.unscored if scores is None else math.exp(min(scores[node] - scores[nodes.parents[node]], 0.0))
-        return Features.of(chance, depth, self.recent[row])
+        return Features.of(self._drafted(nodes, node), depth, self.recent[row])
 
     def values(self, row: int, nodes: DraftNodes) -> list[float]:
         """The probability that the whole path to each node is accepted: 1 for the root, 0 for padding."""
+        one, odds, depth, recent = self.weights
+        base = one + recent * (self.recent[row] - 0.5)
         depths, found = [0], [1.0]
         for node, parent in enumerate(nodes.parents[1:], start=1):
-            depth = depths[parent] + 1 if parent >= 0 else 0
-            depths.append(depth)
-            found.append(found[parent] * self.chance(self.features(row, nodes, node, depth)) if depth else 0.0)
+            depths.append(depths[parent] + 1 if parent >= 0 else 0)
+            if not depths[node]:
+                found.append(0.0)
+                continue
+            drafted = min(max(self._drafted(nodes, node), UNLIKELY), LIKELY)
+            x = base + odds * log(drafted / (1 - drafted)) + depth * log(depths[node])
+            found.append(found[parent] / (1 + exp(-x)))
         return found
-
-    def chance(self, features: Features) -> float:
-        """The probability that a child of an accepted node is accepted."""
-        return 1 / (1 + math.exp(-sum(weight * x for weight, x in zip(self.weights, features, strict=True))))
 
     def keep(self, rows: Sequence[DraftNodes]) -> list[list[int]]:
         """The nodes of each row that the step verifies, root first, in rising order: the most valuable ones, as many
         for each row as pay in a forward of all rows."""
-        if self._hopeless(rows):
-            return [[0]] * len(rows)
         values = [self.values(number, row) for number, row in enumerate(rows)]
-        order = [sorted(range(len(each)), key=lambda node: -each[node]) for each in values]  # stable: parents first
-        sums = [[*accumulate(each[node] for node in best)] for each, best in zip(values, order, strict=True)]
-        most, sizes = max(map(len, order)), sorted(self.prices)
-        useful = [size for size in sizes if size < most] + [size for size in sizes if size >= most][:1]
-
-        def gain(size: int) -> float:
-            return sum(each[min(size, len(each)) - 1] for each in sums) - self.prices[size]
-
-        size = max(useful, key=gain)
+        order = [sorted(range(len(each)), key=each.__getitem__, reverse=True) for each in values]  # parents first
+        sums = [[*accumulate([each[node] for node in best])] for each, best in zip(values, order, strict=True)]
+        size, most, gain = 1, max(map(len, order)), float(len(rows))
+        for wider, price in self.prices.items():
+            brings = sum([each[min(wider, len(each)) - 1] for each in sums]) - price
+            if brings > gain:
+                size, gain = wider, brings
+            if wider >= most:
+                break
         return [
-            sorted(node for node in best[:size] if each[node] > 0) for each, best in zip(values, order, strict=True)
+            sorted([node for node in best[:size] if each[node] > 0]) for each, best in zip(values, order, strict=True)
         ]
 
-    def _hopeless(self, rows: Sequence[DraftNodes]) -> bool:
-        """Whether no draft can pay: not even the best child of a root is worth the cheapest place in a forward."""
-        least = min((price / (size - 1) for size, price in self.prices.items() if size > 1), default=0.0) / len(rows)
-        if least <= 0:
-            return False
-        return not any(
-            self.chance(self.features(number, nodes, node, 1)) >= least
-            for number, nodes in enumerate(rows)
-            for node, parent in enumerate(nodes.parents)
-            if parent == 0
-        )
+    def _drafted(self, nodes: DraftNodes, node: int) -> float:
+        """The draft's probability of a node's token after its parent."""
+        scores = nodes.scores
+        return self.unscored if scores is None else exp(min(scores[node] - scores[nodes.parents[node]], 0.0))

@@ -1,6 +1,5 @@
 """What the throughput policy has measured: how often drafted tokens are accepted, and what steps take."""
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -12,112 +11,110 @@ import numpy as np
 from foredraft.core.worth import Features
 from foredraft.engine.step import SIZES
 
+DROPPED = 0
+"""The size of a forward whose draft was dropped: one node, but it takes longer than a plain step."""
+
 
 class AcceptanceModel:
     """The probability that a child of an accepted node is accepted: logistic regression, learned online.
 
-    Each step is one of Newton's method, on a curvature that forgets old steps in favour of the prior: that the draft's
-    own probabilities are right.
+    A step of Newton's method for each ``BATCH`` children, on a curvature that forgets old ones in favour of the prior:
+    that the draft's own probabilities are right.
     """
 
-    FADE = 0.998  # per step
+    FADE, BATCH = 0.9996, 12  # per child; children of a step
     PRIOR = (0.0, 1.0, 0.0, 0.0)
-    PRECISION = (2.0, 8.0, 4.0, 4.0)  # of the prior: about the information of so many tokens
+    PRECISION = np.diag([2.0, 8.0, 4.0, 4.0])  # of the prior: about the information of so many tokens
 
     def __init__(self, weights: Sequence[float] = PRIOR) -> None:
-        self._weights = np.array(weights, dtype=float)
-        self._curvature = np.diag(self.PRECISION)
+        self.weights = Features(*weights)
+        self._curvature = self.PRECISION
+        self._seen: list[Features] = []
+        self._accepted: list[bool] = []
 
-    @property
-    def weights(self) -> Features:
-        return Features(*self._weights.tolist())
+    def learn(self, features: Features, *, accepted: bool) -> None:
+        """Learn from a child of an accepted node."""
+        self._seen.append(features)
+        self._accepted.append(accepted)
+        if len(self._seen) < self.BATCH:
+            return
+        x, weights, fade = np.array(self._seen), np.array(self.weights), self.FADE**self.BATCH
+        chances, prior = 1 / (1 + np.exp(-x @ weights)), (1 - fade) * self.PRECISION
+        self._curvature = fade * self._curvature + prior + (x.T * (chances * (1 - chances))) @ x
+        slope = x.T @ (np.array(self._accepted) - chances) + prior @ (np.array(self.PRIOR) - weights)
+        self.weights = Features(*(weights + np.linalg.solve(self._curvature, slope)).tolist())
+        self._seen, self._accepted = [], []
 
-    def learn(self, features: Sequence[Features], accepted: Sequence[bool]) -> None:
-        """Learn from the children of accepted nodes of one step."""
-        x = np.array(features)
-        chances = 1 / (1 + np.exp(-x @ self._weights))
-        prior = (1 - self.FADE) * np.diag(self.PRECISION)
-        self._curvature = self.FADE * self._curvature + prior + (x.T * (chances * (1 - chances))) @ x
-        slope = x.T @ (np.array(accepted) - chances) + prior @ (np.array(self.PRIOR) - self._weights)
-        self._weights = self._weights + np.linalg.solve(self._curvature, slope)
 
+class Seconds:
+    """A running estimate that falls fast and rises slowly, since a busy machine makes steps longer and nothing makes
+    them shorter: about the 0.2 expectile of the latest values."""
 
-class Window:
-    """A robust mean of the latest values: outliers, such as stalls of the machine, count as ``STALL`` medians."""
+    FALLS, RISES = 0.3, 0.08
 
-    KEPT, STALL = 24, 1.5
-
-    def __init__(self, values: Sequence[float] = ()) -> None:
-        self._latest = deque(values, maxlen=self.KEPT)
-        self._value: float | None = None
+    def __init__(self, value: float = 0.0) -> None:
+        self.value, self.count = value, int(value > 0)
 
     def add(self, value: float) -> None:
-        self._latest.append(value)
-        self._value = None
-
-    @property
-    def count(self) -> int:
-        return len(self._latest)
-
-    @property
-    def value(self) -> float:
-        """The mean; 0 without values."""
-        if self._value is None:
-            ordered = sorted(self._latest)
-            most = self.STALL * ordered[(len(ordered) - 1) // 2] if ordered else 0.0
-            self._value = sum(min(value, most) for value in ordered) / max(len(ordered), 1)
-        return self._value
+        self.count += 1
+        if self.count == 1:
+            self.value = value
+        self.value += (self.FALLS if value < self.value else self.RISES) * (min(value, 2 * self.value) - self.value)
 
 
 class ForwardTimes:
     """Seconds of a step without its draft, by the nodes of its forward."""
 
-    SLOPE = 0.02  # assumed extra time of a node, as a share of a plain step, beyond the sizes that are known
-    ENOUGH = 3  # steps from which on a size is known, so that a stall does not decide; plain steps are always
-    STALE = 1000  # steps after which a size that was not used counts as not measured
+    SLOPE = 0.05  # least extra time of a node beyond the sizes that are known, as a share of a plain step
+    HOPE = 0.03  # a size that was not measured is expected to take so much less than its neighbours say, so it is tried
+    STALE, FRESH = 1000, 8  # steps after which an unused size counts as not measured; steps between tables
 
     def __init__(self, seconds: Mapping[int, float] = {}) -> None:
-        self._seconds = {size: Window([value] * (self.ENOUGH + 1)) for size, value in seconds.items()}  # exact mean
+        self._means = {size: Seconds(value) for size, value in seconds.items()}
         self._last = dict.fromkeys(seconds, 0)
-        self._now = 0
+        self.steps = 0  # that were timed
+        self._before, self._made, self._table = 0, 0, dict[int, float]()
 
     def add(self, size: int, seconds: float) -> None:
-        """The first step of a size is not counted: kernels are compiled in it."""
-        self._now += 1
-        self._last[size] = self._now
-        if size in self._seconds:
-            self._seconds[size].add(seconds)
-        else:
-            self._seconds[size] = Window()
+        """Add a step. A plain one counts after another: between drafts it takes longer."""
+        before, self._before = self._before, size
+        self.steps += 1
+        if size == 1 and before != 1:
+            return
+        if size not in self._means:
+            self._means[size], self._made = Seconds(), 0
+        self._last[size] = self.steps
+        self._means[size].add(seconds)
 
-    @property
-    def steps(self) -> int:
-        """Steps that were timed."""
-        return self._now
+    def seconds(self, size: int) -> float:
+        """Of a size that was used."""
+        return self._means[size].value
 
     @property
     def plain(self) -> float:
         """Seconds of a step without a draft; 0 if not known."""
-        return self._seconds[1].value if 1 in self._seconds else 0.0
+        return self._means[1].value if 1 in self._means else 0.0
 
     def measured(self) -> dict[int, float]:
         """Seconds by size, of the sizes that were used."""
-        return {size: each.value for size, each in sorted(self._seconds.items()) if each.count}
+        return {size: each.value for size, each in sorted(self._means.items()) if each.count}
 
     def table(self, most: int) -> dict[int, float]:
-        """Seconds by size, up to the first that holds ``most`` nodes; empty before anything was measured."""
-        known = {
-            size: each
-            for size, each in sorted(self._seconds.items())
-            if (size == 1 and each.count) or (each.count >= self.ENOUGH and self._now - self._last[size] < self.STALE)
+        """Seconds by size, up to the first that holds ``most`` nodes, rising; empty before a plain step was timed."""
+        if not self.plain or (self._made and self.steps - self._made < self.FRESH):
+            return self._table
+        known = {size: mean for size, mean in sorted(self._means.items()) if mean.count and size != DROPPED}
+        known = {size: mean for size, mean in known.items() if size == 1 or self.steps - self._last[size] < self.STALE}
+        sizes, rising = [*known], rising_means([(each.value, min(each.count, 24)) for each in known.values()])
+        asked = [size for size in SIZES if size < most] + [size for size in (*SIZES, most) if size >= most][:1]
+        slope = max(self.SLOPE * rising[0], (rising[-1] - rising[0]) / max(sizes[-1] - 1, 1))
+        inside = np.interp(asked, sizes, rising).tolist()
+        self._table = {
+            size: (t + slope * max(size - sizes[-1], 0)) * (1 - self.HOPE * (size not in known))
+            for size, t in zip(asked, inside, strict=True)
         }
-        if not known:
-            return {}
-        sizes, rising = list(known), rising_means([(each.value, each.count) for each in known.values()])
-        last = [size for size in SIZES if size < most] + [size for size in (*SIZES, most) if size >= most][:1]
-        found = {size: float(np.interp(size, sizes, rising)) for size in last}
-        beyond = self.SLOPE * rising[0]
-        return {size: seconds + beyond * max(size - sizes[-1], 0) for size, seconds in found.items()}
+        self._made = self.steps
+        return self._table
 
 
 def rising_means(measured: Sequence[tuple[float, int]]) -> list[float]:
@@ -134,43 +131,45 @@ def rising_means(measured: Sequence[tuple[float, int]]) -> list[float]:
 class Pace:
     """What steps of one batch size and temperature bring and take.
 
-    ``tokens``, ``seconds``: decayed sums over steps that draft. ``step``, ``draft``, ``level``: seconds of such a step,
-    of its draft, and of a level of it. ``curve``: the mean value of the best n nodes of a row together, by n from 0 on.
-    ``tried``, ``passed``: decayed numbers of accepted nodes with children, and of those with an accepted child.
+    Decayed sums over the latest steps that drafted: ``tokens``; ``widths``, the numbers of forwards by their nodes;
+    ``levels``, of their drafts; ``extra`` seconds, in which drafters read prompts. Times are those of ``forward`` and
+    ``level``, so an estimate that was wrong at first does no lasting harm. ``curve``: the mean value of the best n
+    nodes of a row together, by n from 0 on. ``tried``, ``passed``: decayed numbers of accepted nodes with children, and
+    of those with an accepted child.
     """
 
-    FADE = 0.97
+    FADE, KNOWN = 0.97, 8  # per step; steps that draft from which on the rate is known
     forward: ForwardTimes = field(default_factory=ForwardTimes)
-    step: Window = field(default_factory=Window)
-    level: Window = field(default_factory=Window)
-    draft: Window = field(default_factory=Window)
+    level: Seconds = field(default_factory=Seconds)
     tokens: float = 0.0
-    seconds: float = 0.0
+    levels: float = 0.0
+    extra: float = 0.0
+    widths: dict[int, float] = field(default_factory=dict)
+    steps: int = 0  # that drafted
     curve: list[float] = field(default_factory=lambda: [0.0])
     tried: float = 1.0
     passed: float = 1.0
     pays: bool = True  # drafting, as far as is known
     since: int = 0  # steps since the last trial of what pays less
+    wait: int = 16  # at most so many to the next one, twice as many each time
     trial: int = 0  # steps of this trial that are left
 
     @property
     def rate(self) -> float:
-        """Tokens per second of steps that draft."""
-        return self.tokens / self.seconds if self.seconds else 0.0
+        """Tokens per second of the latest steps that drafted; 0 before there were some."""
+        seconds = self.extra + self.levels * self.level.value
+        for width, count in self.widths.items():
+            seconds += count * self.forward.seconds(width)
+        return self.tokens / seconds if seconds else 0.0
 
-    def drafted(self, tokens: int, seconds: float, levels: int, draft_seconds: float, *, counts: bool = True) -> None:
-        """Add a step that drafted. A stall counts as two steps. ``counts``: for the rate."""
-        self.step.add(seconds)
-        self.draft.add(draft_seconds)
-        if counts:
-            self.count(tokens, min(seconds, 2 * self.step.value))
-        if levels:
-            self.level.add(draft_seconds / levels)
-
-    def count(self, tokens: int, seconds: float) -> None:
-        """Add a step to the rate."""
-        self.tokens = self.FADE * self.tokens + tokens
-        self.seconds = self.FADE * self.seconds + seconds
+    def drafted(self, tokens: int, width: int, levels: int, extra: float) -> None:
+        """Add a step that drafted."""
+        fade = self.FADE
+        self.tokens, self.levels = fade * self.tokens + tokens, fade * self.levels + levels
+        self.extra = fade * self.extra + extra
+        for each in self.widths:
+            self.widths[each] *= fade
+        self.widths[width] = self.widths.get(width, 0.0) + 1
 
     def tested(self, accepted: int, *, refused: bool) -> None:
         """Add a row: how many nodes were accepted, and whether the last one's children were refused."""
@@ -184,10 +183,18 @@ class Pace:
                 self.curve.append(total)
             self.curve[n] += (1 - self.FADE) * (total - self.curve[n])
 
+    def state(self) -> dict[str, Any]:
+        """As JSON types."""
+        seconds = {str(size): value for size, value in self.forward.measured().items()}
+        widths = {str(size): count for size, count in self.widths.items()}
+        sums = {"tokens": self.tokens, "levels": self.levels, "widths": widths}
+        return {"forward": seconds, "level": self.level.value, **sums, "curve": self.curve}
+
     @classmethod
     def restored(cls, saved: Mapping[str, Any]) -> "Pace":
-        """From a policy's ``state``."""
+        """From ``state``."""
         forward = ForwardTimes({int(size): float(seconds) for size, seconds in saved["forward"].items()})
-        level = Window([float(saved["level"])] if saved["level"] else [])
-        curve = [float(value) for value in saved["curve"]]
-        return cls(forward, level=level, tokens=float(saved["tokens"]), seconds=float(saved["seconds"]), curve=curve)
+        widths = {int(size): float(count) for size, count in saved["widths"].items()}
+        curve, level = [float(value) for value in saved["curve"]], Seconds(float(saved["level"]))
+        tokens, levels = float(saved["tokens"]), float(saved["levels"])
+        return cls(forward, level, tokens, levels, widths=widths, steps=cls.KNOWN if widths else 0, curve=curve)
