@@ -277,7 +277,7 @@ def test_steps_with_copies_are_no_timings():
     policy = Throughput(lookup.needs)
     g = tiny.generator(model(), lookup, policy)
     run(g, prompts, [runs.plain(prompt, max_new_tokens=NEW) for prompt in prompts])
-    assert not any(pace["forward"] or pace["seconds"] for pace in policy.state()["paces"].values())
+    assert not any(pace["forward"] or pace["tokens"] for pace in policy.state()["paces"].values())
     run(g, prompts, [None, None])
     assert any(pace["forward"] for pace in policy.state()["paces"].values())
 
