@@ -31,12 +31,17 @@ class Features(NamedTuple):
     @classmethod
     def of(cls, chance: float, depth: int, recent: float) -> "Features":
         """``chance``: the draft's probability of the token after its parent. ``recent``: in [0, 1]."""
-        return cls(1.0, log_odds(min(max(chance, UNLIKELY), LIKELY)), log(depth), recent - 0.5)
+        return cls(1.0, _bounded_odds(chance), log(depth), recent - 0.5)
 
 
 def log_odds(chance: float) -> float:
     """The logarithm of chance / (1 - chance)."""
     return log(chance / (1 - chance))
+
+
+def _bounded_odds(chance: float) -> float:
+    """The log-odds as a feature."""
+    return log_odds(min(max(chance, UNLIKELY), LIKELY))
 
 
 class DraftNodes(NamedTuple):
@@ -74,8 +79,7 @@ class Worth:
             if not depths[node]:
                 found.append(0.0)
                 continue
-            drafted = min(max(self._drafted(nodes, node), UNLIKELY), LIKELY)
-            x = base + odds * log(drafted / (1 - drafted)) + depth * log(depths[node])
+            x = base + odds * _bounded_odds(self._drafted(nodes, node)) + depth * log(depths[node])
             found.append(found[parent] / (1 + exp(-x)))
         return found
 

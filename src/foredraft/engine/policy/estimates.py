@@ -103,8 +103,11 @@ class ForwardTimes:
         """Seconds by size, up to the first that holds ``most`` nodes, rising; empty before a plain step was timed."""
         if not self.plain or (self._made and self.steps - self._made < self.FRESH):
             return self._table
-        known = {size: mean for size, mean in sorted(self._means.items()) if mean.count and size != DROPPED}
-        known = {size: mean for size, mean in known.items() if size == 1 or self.steps - self._last[size] < self.STALE}
+        known = {
+            size: mean
+            for size, mean in sorted(self._means.items())
+            if mean.count and (size == 1 or (size != DROPPED and self.steps - self._last[size] < self.STALE))
+        }
         sizes, rising = [*known], rising_means([(each.value, min(each.count, 24)) for each in known.values()])
         asked = [size for size in SIZES if size < most] + [size for size in (*SIZES, most) if size >= most][:1]
         slope = max(self.SLOPE * rising[0], (rising[-1] - rising[0]) / max(sizes[-1] - 1, 1))

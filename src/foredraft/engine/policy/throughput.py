@@ -49,8 +49,8 @@ class Throughput(Policy):
     def plan(self, view: View, limits: Sequence[int]) -> Plan:
         pace, model = self._records(view)
         active = sum(limit > 0 for limit in limits)
-        by_nodes = self._needs.scored and (view.warp.greedy or not view.draws)  # limited by its nodes, not its length
-        cheap = (view.warp.greedy or not view.draws) and not self._needs.whole and view.lengths.device.type == "cpu"
+        by_nodes = self._by_nodes(view)
+        cheap = _picked(view) and not self._needs.whole and view.lengths.device.type == "cpu"
         if not active or not self._drafts(pace, len(limits), cheap):
             return Plan((0,) * len(limits))
         times = pace.forward.table(self._needs.max_nodes + 1)
@@ -96,8 +96,7 @@ class Throughput(Policy):
             pace.tested(result.accepted, refused=(result.path[-1] if result.path else 0) in parents)
             if not plan.worth.prices:  # else the curve has no use
                 by_length = [float(result.accepted > depth) for depth in range(length)]
-                by_nodes = self._needs.scored and (view.warp.greedy or not view.draws)
-                pace.valued(plan.worth.values(number, result.nodes)[1:] if by_nodes else by_length)
+                pace.valued(plan.worth.values(number, result.nodes)[1:] if self._by_nodes(view) else by_length)
             self._recent[row] = self.RECENT * self._recent.get(row, 0.5) + (1 - self.RECENT) * bool(result.accepted)
         if not pace.pays and any(result.accepted for result in done.rows):
             pace.trial = max(pace.trial, 1)  # a trial goes on while it gains
@@ -150,6 +149,10 @@ class Throughput(Policy):
         pace.since, pace.trial, pace.wait = 0, steps - 1, 2 * pace.wait
         return not pays
 
+    def _by_nodes(self, view: View) -> bool:
+        """Whether a draft is limited by its number of nodes, not by its length: of guesses with scores."""
+        return self._needs.scored and _picked(view)
+
     def _size(self, pace: Pace, prices: Mapping[int, float], active: int, by_nodes: bool, level: float) -> int:
         """The number of drafted nodes, or the length, with the largest mean value less its price. All if nothing is
         known yet, and now and then, since a draft shows what smaller ones would bring, but no larger ones. ``level``:
@@ -165,3 +168,8 @@ class Throughput(Policy):
             return active * pace.curve[size] - forward - (0.0 if by_nodes else size * level)
 
         return max(range(most + 1), key=gain)
+
+
+def _picked(view: View) -> bool:
+    """Whether drafts of these rows are guesses, which may be cut, and not drawn ones of a ratio rule."""
+    return view.warp.greedy or not view.draws
