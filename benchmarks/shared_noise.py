@@ -1,12 +1,18 @@
-"""Acceptance with shared noise against the ratio rules, by drafter, size and temperature, with bootstrap intervals.
+"""Acceptance with shared noise beside the ratio rules of the papers, by drafter, size and temperature.
 
-    python benchmarks/shared_noise.py --out runs.jsonl [--prompts 12] [--new-tokens 96] [--temperatures 0.6 1.0]
+    python benchmarks/shared_noise.py --prompts ../shared/data/prompts/eagle/gsm8k/question.jsonl
+    python benchmarks/shared_noise.py --target ../shared/models/target-65m --draft ../shared/models/draft-6m
 
-One JSON line a cell: tokens per forward of the target, its 95 % interval over prompts, and how many texts equal plain
-decoding's of the seed. The first line says where the numbers are from.
+A pair is a drafter with shared noise and one of the same size whose drafts are drawn for a ratio rule. Both continue
+the same prompts, with everything drafted in every step. One JSON line a cell: of each text its tokens and forwards of
+the target, and how many texts differ from plain decoding's of the seed. Times do not matter, so other work may run.
+Cells come in rounds of ``--texts`` prompts; a finished cell is not run again, so an interrupted run goes on where it
+was, and a longer one adds rounds.
 """
 
 import argparse
+import functools
+import itertools
 import json
 import random
 import sys
@@ -16,96 +22,190 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from origin import provenance
+from origin import origin_line, provenance
+from reading import read
 
 import foredraft
-from foredraft.bench.prompts import standard_prompts
+from foredraft.bench.check import draft_always
+from foredraft.bench.prompts import read_prompts, standard_prompts
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.engine.generator import Generator
-from foredraft.engine.policy import Constant
 
-SAMPLES = 2000
+RESULTS = Path(__file__).resolve().parent / "results" / "shared_noise.jsonl"
+SHARED = "shared noise"
+SAMPLES = 4000
 """Of the bootstrap."""
+Cell = tuple[str, str, str, float, int]
+"""Target, spec, rule, temperature, round."""
+Pairs = list[list[tuple[int, int]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Arm:
-    """A drafter of one size and the rule that verifies it; None is shared noise."""
+class Pair:
+    """A drafter, and the ratio rule beside which it is shown; ``drawn``: the drafter of that rule, if it is another."""
 
-    drafter: str
-    nodes: int
-    verifier: str | None = None
+    name: str
+    spec: str
+    rule: str
+    drawn: str = ""
+
+    def arms(self) -> tuple[tuple[str, str], tuple[str, str]]:
+        """Spec and rule of both."""
+        return (self.spec, SHARED), (self.drawn or self.spec, self.rule)
 
 
-ARMS = (
-    *(Arm(f"eagle3,nodes={n},depth=5,top_k=8", n, rule) for n in (8, 24, 59) for rule in (None, "traversal")),
-    *(Arm("eagle1,tree=eagle", 0, rule) for rule in (None, "traversal")),
-    *(Arm(f"draft_model:sample-draft,num_assistant_tokens={n}", 0, rule) for n in (4, 8) for rule in (None, "block")),
-    *(Arm("sequoia:sample-draft,nodes=8,depth=6,acceptance=0.5/0.15/0.1/0.06", 0, r) for r in (None, "traversal")),
-    Arm("opt_tree:sample-draft,nodes=16,depth=6,top_k=8", 16),
-    Arm("medusa", 0),
+SEQUOIA = "sequoia:{draft},nodes=%d,depth=6,acceptance=0.5/0.15/0.1/0.06/0.04/0.03"
+PAIRS = (
+    *(Pair("EAGLE-3", f"eagle3,nodes={n},depth=5,top_k=8", "traversal") for n in (8, 24, 59)),
+    Pair("EAGLE-2", "eagle2,nodes=24,depth=5,top_k=8", "traversal"),
+    Pair("EAGLE-1", "eagle1,tree=eagle", "traversal"),
+    Pair("Medusa", "medusa,nodes=24", "traversal"),
+    Pair("blockwise", "blockwise:sample-medusa", "block"),
+    Pair("early exit", "early_exit,assistant_early_exit=5", "block"),
+    *(Pair("draft model, chain", f"draft_model:{{draft}},num_assistant_tokens={n}", "block") for n in (4, 8)),
+    Pair("draft model, 4x2x1", "draft_model:{draft},branching=4x2x1", "traversal"),
+    *(Pair("Sequoia", SEQUOIA % n, "traversal") for n in (8, 16)),
+    Pair("OPT-Tree", "opt_tree:{draft},nodes=16,depth=6,top_k=8", "traversal", SEQUOIA % 16),
+    Pair("SpecInfer, 2x2x1", "specinfer:{draft},expansion=2x2x1", "traversal"),
+    Pair("cascade", "cascade:{draft}+[max_gram,num_assistant_tokens=3]", "block"),
 )
+"""Trees drawn for a ratio rule are static; beside OPT-Tree's, Sequoia's is drawn. There is no bundled head of Hydra."""
 
 
-def interval(pairs: Sequence[tuple[int, int]]) -> tuple[float, float]:
-    """The 95 % bootstrap interval of the ratio of sums, over prompts."""
-    source = random.Random(0)
-    found = []
-    for _ in range(SAMPLES):
-        some = source.choices(pairs, k=len(pairs))
-        found.append(sum(tokens for tokens, _ in some) / sum(forwards for _, forwards in some))
-    found.sort()
-    return found[int(0.025 * SAMPLES)], found[int(0.975 * SAMPLES)]
+class Texts:
+    """The prompts of each round, and plain decoding's texts of them."""
+
+    def __init__(self, plain: Generator, args: argparse.Namespace) -> None:
+        self._plain = plain
+        self._count = args.texts
+        self._new_tokens = args.new_tokens
+        files = [read_prompts(path, chat=True) for path in args.prompts] or [standard_prompts(chat=True)]
+        self._prompts = [each.prompt for some in zip(*files, strict=False) for each in some]
+
+    def run(self, generator: Generator, temperature: float, number: int) -> list[Any]:
+        """The texts of a round; the number of a text gives its prompt and its seed."""
+        sequences: list[Any] = []
+        for seed in range(number * self._count, (number + 1) * self._count):
+            params = SamplingParams(
+                max_new_tokens=self._new_tokens, eos_token_id=(), temperature=temperature, seed=seed
+            )
+            sequences += generator.submit([self._prompts[seed % len(self._prompts)]], params)
+        generator.engine.run(sequences)
+        return sequences
+
+    @functools.cache  # noqa: B019 - one object a process
+    def plain(self, temperature: float, number: int) -> list[list[int]]:
+        """Plain decoding's."""
+        return [each.tokens for each in self.run(self._plain, temperature, number)]
 
 
-def texts(generator: Generator, prompts: Sequence[Any], temperature: float, new_tokens: int) -> list[Any]:
-    """One output for each prompt, with its number as seed, decoded alone."""
-    return [
-        generator.batch([prompt], SamplingParams(max_new_tokens=new_tokens, temperature=temperature, seed=seed))[0]
-        for seed, prompt in enumerate(prompts)
-    ]
-
-
-def cells(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    prompts = [prompt.prompt for prompt in standard_prompts(chat=True)][: args.prompts]
-    plain = foredraft.load("sample", "none", dtype="float32", device="cpu")
-    for temperature in args.temperatures:
-        wanted = [result.tokens for result in texts(plain, prompts, temperature, args.new_tokens)]
-        for arm in ARMS:
-            drafter = foredraft.load(plain, arm.drafter, verifier=arm.verifier)
-            needs = drafter.engine.drafter.needs
-            drafter.engine.policy = Constant(needs.longest, 0.0, arm.nodes)
-            found = texts(drafter, prompts, temperature, args.new_tokens)
-            pairs = [(len(result.tokens), result.stats.target_forwards) for result in found]
-            low, high = interval(pairs)
+def cells(args: argparse.Namespace, done: set[Cell]) -> Iterator[dict[str, Any]]:
+    """The cells that are not done."""
+    plain = foredraft.load(args.target, "none", dtype="float32", device="cpu", max_batch_size=args.texts)
+    texts, bundled = Texts(plain, args), args.target == "sample"
+    specs = [arm for pair in PAIRS if bundled or "{draft}" in pair.spec for arm in pair.arms()]
+    specs = sorted(dict.fromkeys(specs), key=lambda arm: arm[1] == SHARED)
+    for number, (spec, rule) in itertools.product(range(args.rounds), specs):
+        keys = [(Path(args.target).name, spec, rule, heat, number) for heat in args.temperatures]
+        if done.issuperset(keys):
+            continue
+        verifier = None if rule == SHARED else rule
+        generator = foredraft.load(plain, spec.format(draft=args.draft), verifier=verifier, max_batch_size=args.texts)
+        draft_always(generator)
+        for key in keys:
+            if key in done:
+                continue
+            found, wanted = texts.run(generator, key[3], number), texts.plain(key[3], number)
             yield {
-                "drafter": arm.drafter,
-                "verifier": arm.verifier or "shared noise",
-                "temperature": temperature,
-                "tokens_per_forward": sum(tokens for tokens, _ in pairs) / sum(forwards for _, forwards in pairs),
-                "interval": [low, high],
-                "equal_to_plain": sum(r.tokens == text for r, text in zip(found, wanted, strict=True)),
-                "texts": len(prompts),
-                "new_tokens": args.new_tokens,
+                "kind": "cell",
+                **dict(zip(("target", "spec", "rule", "temperature", "round"), key, strict=True)),
+                "nodes": generator.engine.drafter.needs.max_nodes,
+                "texts": [[len(each.tokens), each.stats.target_forwards] for each in found],
+                "differ": sum(each.tokens != text for each, text in zip(found, wanted, strict=True)),
             }
-            drafter.close()
+        generator.close()
+
+
+def ratio(shared: Pairs, drawn: Pairs) -> tuple[float, float, float]:
+    """Tokens per forward over those of the ratio rule, with the 95 % bootstrap interval over prompts."""
+    source, both = random.Random(0), list(zip(shared, drawn, strict=True))
+
+    def of(some: Sequence[Any]) -> float:
+        left, right = ([sum(column) for column in zip(*side, strict=True)] for side in zip(*some, strict=True))
+        return left[0] / left[1] / (right[0] / right[1])
+
+    found = sorted(of(source.choices(both, k=len(both))) for _ in range(SAMPLES))
+    return of(both), found[int(0.025 * SAMPLES)], found[int(0.975 * SAMPLES)]
+
+
+def length(texts: Pairs) -> float:
+    """Tokens per forward."""
+    return sum(tokens for tokens, _ in texts) / sum(forwards for _, forwards in texts)
+
+
+def table(path: Path = RESULTS) -> str:
+    """All pairs with their ratios by temperature, for docs/methods/shared_noise.md."""
+    kinds = read(path)
+    texts: dict[tuple[str, str, str, float], Pairs] = {}
+    nodes: dict[str, int] = {}
+    for cell in kinds["cell"]:
+        texts.setdefault((cell["target"], cell["spec"], cell["rule"], cell["temperature"]), []).extend(cell["texts"])
+        nodes[cell["spec"]] = cell["nodes"]
+    lines, heats = [], sorted({key[3] for key in texts})
+    for target in dict.fromkeys(key[0] for key in texts):
+        lines += [f"| {target}: drafter, nodes, ratio rule |" + "".join(f" T = {heat:g} |" for heat in heats)]
+        lines += ["| --- |" + " ---: |" * len(heats)]
+        for pair in PAIRS:
+            if pair.spec not in nodes:
+                continue
+            shown = []
+            for heat in heats:
+                ours, theirs = (texts.get((target, *arm, heat), []) for arm in pair.arms())
+                both = min(len(ours), len(theirs))  # a run that goes on has more of one
+                shown.append(_shown(ours[:both], theirs[:both]) if both else "")
+            if any(shown):
+                lines.append(f"| {pair.name}, {nodes[pair.spec]}, {pair.rule} | {' | '.join(shown)} |")
+        lines.append("")
+    shared = [cell for cell in kinds["cell"] if cell["rule"] == SHARED]
+    compared, differ = sum(len(cell["texts"]) for cell in shared), sum(cell["differ"] for cell in shared)
+    most = max(len(each) for each in texts.values())
+    return "\n".join(
+        [
+            *lines,
+            f"Tokens per forward of the target with shared noise / with the ratio rule, and their ratio with its 95 % "
+            f"bootstrap interval over the same prompts; up to {most} texts a cell. {differ} of the {compared} texts "
+            f"with shared noise differ from plain decoding's. {origin_line(kinds['provenance'][0])}. Made by "
+            f"`{kinds['provenance'][0]['command']}`.",
+        ]
+    )
+
+
+def _shown(ours: Pairs, theirs: Pairs) -> str:
+    middle, low, high = ratio(ours, theirs)
+    return f"{length(ours):.2f} / {length(theirs):.2f}: {middle:.2f} ({low:.2f} to {high:.2f})"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--prompts", type=int, default=12)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--target", default="sample")
+    parser.add_argument("--draft", default="sample-draft", help="draft model of the target")
+    parser.add_argument("--prompts", nargs="*", default=[], help="files of prompts, read in turns")
+    parser.add_argument("--texts", type=int, default=9, help="of a round")
+    parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--new-tokens", type=int, default=96)
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.6, 0.8, 1.0, 1.3])
     args = parser.parse_args()
     torch.set_num_threads(1)
-    given = " ".join(sys.argv[1:])
-    with args.out.open("a") as file:
-        file.write(json.dumps(provenance(f"python benchmarks/shared_noise.py {given}")) + "\n")
-        for cell in cells(args):
+    made = read(args.out).get("cell", []) if args.out.exists() else []
+    done = {(each["target"], each["spec"], each["rule"], each["temperature"], each["round"]) for each in made}
+    with args.out.open("a", encoding="utf-8") as file:
+        command = f"python benchmarks/shared_noise.py {' '.join(sys.argv[1:])}"
+        file.write(json.dumps(provenance(command)) + "\n")
+        for cell in cells(args, done):
             file.write(json.dumps(cell) + "\n")
             file.flush()
-            print(json.dumps(cell), flush=True)
+    print(table(args.out))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,46 @@
+"""benchmarks/shared_noise.py on a few tokens: cells, going on after an interruption, and the table."""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+
+
+@pytest.fixture
+def tool(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return importlib.import_module("shared_noise")
+
+
+def test_a_finished_cell_is_not_run_again(tool: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    out = tmp_path / "cells.jsonl"
+    pair = tool.Pair("chain", "draft_model:{draft},num_assistant_tokens=2", "block")
+    monkeypatch.setattr(tool, "PAIRS", (pair,))
+    few = ["shared_noise.py", "--texts", "2", "--new-tokens", "6", "--temperatures", "1", "--out", str(out)]
+    for rounds in ("1", "2"):
+        monkeypatch.setattr(sys, "argv", [*few, "--rounds", rounds])
+        tool.main()
+    cells = [line for line in map(json.loads, out.read_text("utf-8").splitlines()) if line["kind"] == "cell"]
+    assert [(cell["rule"], cell["round"]) for cell in cells] == [
+        (rule, number) for number in (0, 1) for rule in ("block", tool.SHARED)
+    ]
+    assert all([tokens for tokens, _ in cell["texts"]] == [6, 6] and cell["nodes"] == 2 for cell in cells)
+    assert [cell["differ"] for cell in cells if cell["rule"] == tool.SHARED] == [0, 0]
+    text = tool.table(out)
+    both = [
+        [pair for cell in cells if cell["rule"] == rule for pair in cell["texts"]] for rule in (tool.SHARED, "block")
+    ]
+    assert f"{sum(t for t, _ in both[0]) / sum(f for _, f in both[0]):.2f} / " in text
+    assert "| chain, 2, block |" in text and "0 of the 4 texts" in text
+
+
+def test_the_interval_of_a_ratio_is_of_pairs(tool: ModuleType):
+    """Prompts differ by a factor of ten, but the ratio of each is the same."""
+    drawn = [(96, forwards) for forwards in (10, 20, 50, 100)]
+    shared = [(96, 2 * forwards) for _, forwards in drawn]
+    assert tool.ratio(shared, drawn) == pytest.approx((0.5, 0.5, 0.5))
