@@ -18,7 +18,7 @@ from origin import provenance
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from foredraft.core.tree import TokenTree
-from foredraft.model.hf import CausalLM
+from foredraft.model.hf.causal_lm import CausalLM
 from foredraft.model.prefill import prefill
 
 RESULTS = Path(__file__).resolve().parent / "results" / "depth.jsonl"

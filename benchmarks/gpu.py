@@ -42,10 +42,10 @@ from foredraft.drafters.eagle3 import Eagle3Drafter, Options
 from foredraft.engine.cost_model import measure_bandwidth, measure_costs
 from foredraft.engine.policy import Constant, Policy
 from foredraft.engine.step import StepDone
-from foredraft.model.attention import attention_weights, masked_attention, runs_kernel
-from foredraft.model.hf import CausalLM
-from foredraft.model.hf_baseline import HFBaseline
-from foredraft.model.masks import Layout, address
+from foredraft.model.attention.slot_attention import attention_weights, masked_attention, runs_kernel
+from foredraft.model.hf.baseline import HFBaseline
+from foredraft.model.hf.causal_lm import CausalLM
+from foredraft.model.kv.masks import Layout, address
 
 _ROPE = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0}
 _ROPE |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
@@ -172,7 +172,7 @@ def kernel(bench: Bench) -> Iterator[dict[str, Any]]:
     if not runs_kernel(bench.device):
         yield {"kind": "kernel", "runs": False}
         return
-    from foredraft.model.tree_attention import tree_attention  # needs Triton
+    from foredraft.model.attention.tree_attention import tree_attention  # needs Triton
 
     shape = LlamaConfig(**bench.sizes.target)
     for batch, cached in bench.sizes.cells[:5]:

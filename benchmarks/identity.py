@@ -34,7 +34,7 @@ from foredraft.drafters import METHODS
 from foredraft.engine.generator import Generator
 from foredraft.engine.request import Sequence as Request
 from foredraft.heads.formats.save import default_format, save_head
-from foredraft.model.hf import CausalLM
+from foredraft.model.hf.causal_lm import CausalLM
 from foredraft.train.heads.init import new_hydra
 
 DRAFT, COPIES = "[draft_model:sample-draft,num_assistant_tokens=3]", "[max_gram,num_assistant_tokens=3]"

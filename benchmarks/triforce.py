@@ -44,8 +44,8 @@ from foredraft.drafters.none import NoDrafter
 from foredraft.drafters.partial import Options as PartialOptions, Partial
 from foredraft.drafters.triforce import Options as TriForceOptions, TriForce
 from foredraft.engine.step import Stepper
-from foredraft.model.cache import SlotCache
-from foredraft.model.hf import CausalLM
+from foredraft.model.hf.causal_lm import CausalLM
+from foredraft.model.kv.cache import SlotCache
 
 RATES = {"inner": 0.75, "outer": 0.9}
 """Probability that a drafted token is right: the small model's for the middle level, and a draft's for the target."""

@@ -19,7 +19,7 @@ from tokenizers import (
 )
 from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from foredraft.model.tokenizer import Tokenizer
+from foredraft.model.text.tokenizer import Tokenizer
 
 TEXTS = [
     "The quick brown fox jumps over the lazy dog. It isn't 1234567 years old; it's 12.",

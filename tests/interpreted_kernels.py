@@ -1,4 +1,4 @@
-"""The Triton kernel against attention over dense masks, run by ``model/test_tree_attention.py`` in the interpreter."""
+"""The Triton kernel against attention over dense masks, run in the interpreter by ``test_tree_attention.py``."""
 
 from dataclasses import dataclass
 
@@ -13,11 +13,11 @@ from foredraft.core.draft import Draft
 from foredraft.core.drafter import Plan, View
 from foredraft.core.tree import PAD, TokenTree
 from foredraft.drafters.eagle3 import Eagle3Drafter, Options as Eagle3Options
-from foredraft.model import tree_attention as kernels
-from foredraft.model.attention import attention_weights, runs_kernel
-from foredraft.model.hf import CausalLM
-from foredraft.model.masks import Layout, address
-from foredraft.model.tree_attention import tree_attention
+from foredraft.model.attention import tree_attention as kernels
+from foredraft.model.attention.slot_attention import attention_weights, runs_kernel
+from foredraft.model.attention.tree_attention import tree_attention
+from foredraft.model.hf.causal_lm import CausalLM
+from foredraft.model.kv.masks import Layout, address
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def masked(name: str, monkeypatch: pytest.MonkeyPatch) -> CausalLM:
     """The same model without the kernel."""
     with monkeypatch.context() as patch:
-        patch.setattr("foredraft.model.hf.runs_kernel", lambda device: False)
+        patch.setattr("foredraft.model.hf.causal_lm.runs_kernel", lambda device: False)
         return CausalLM(tiny.build(name, **FEW))
 
 

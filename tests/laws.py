@@ -29,10 +29,10 @@ from foredraft.core.verify import RULES
 from foredraft.engine import state as batch
 from foredraft.engine.generator import Generator
 from foredraft.engine.policy import Constant
-from foredraft.model import cache, masks
-from foredraft.model.hf import CausalLM
-from foredraft.model.replay import EAGER, Replay
-from foredraft.model.tokenizer import Tokenizer
+from foredraft.model.hf.causal_lm import CausalLM
+from foredraft.model.kv import cache, masks
+from foredraft.model.recording.replay import EAGER, Replay
+from foredraft.model.text.tokenizer import Tokenizer
 
 VOCAB = 5
 LENGTH = 3

@@ -21,8 +21,8 @@ from foredraft.core.tree import TokenTree
 from foredraft.core.verify import verify
 from foredraft.engine import tail
 from foredraft.model.base import TargetModel
-from foredraft.model.cache import SlotCache
-from foredraft.model.masks import Layout, StepIn, address
+from foredraft.model.kv.cache import SlotCache
+from foredraft.model.kv.masks import Layout, StepIn, address
 from oracle import EnumeratingRng, Table
 
 PROMPT = (1, 0, 1)

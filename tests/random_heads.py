@@ -14,9 +14,9 @@ from foredraft.core.drafter import Drafter
 from foredraft.heads.nets.eagle import Eagle, Eagle3, Eagle3Config, EagleConfig
 from foredraft.heads.nets.hydra import Hydra, HydraConfig
 from foredraft.heads.nets.medusa import Blockwise, BlockwiseConfig, Medusa, MedusaConfig
-from foredraft.model.cache import SlotCache
-from foredraft.model.head_parts import block_like, rotary_of
-from foredraft.model.hf import CausalLM
+from foredraft.model.hf.causal_lm import CausalLM
+from foredraft.model.hf.head_parts import block_like, rotary_of
+from foredraft.model.kv.cache import SlotCache
 
 
 def seeded(make: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,7 +9,7 @@ from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.sampling.stop import StopRules
 from foredraft.core.sampling.warp import Paths, Warp
 from foredraft.core.tree import TokenTree
-from foredraft.model.hf import CausalLM
+from foredraft.model.hf.causal_lm import CausalLM
 
 
 @torch.inference_mode()

@@ -17,7 +17,7 @@ from foredraft.engine.generator import Generator
 from foredraft.engine.policy import Constant
 from foredraft.engine.request import Sequence
 from foredraft.heads.nets.target_parts import FINAL
-from foredraft.model.hf import CausalLM
+from foredraft.model.hf.causal_lm import CausalLM
 from reference import reference
 
 NEW = 16

@@ -9,9 +9,9 @@ from foredraft.compose.spec import Spec, build_function
 from foredraft.core.draft import Law
 from foredraft.core.drafter import Drafter, Rewindable
 from foredraft.drafters.common.build_context import BuildContext, BuiltDrafter, DraftModelFiles, NestedDrafter
-from foredraft.model.cache import SlotCache
-from foredraft.model.hf import CausalLM
-from foredraft.model.replay import EAGER, Replay
+from foredraft.model.hf.causal_lm import CausalLM
+from foredraft.model.kv.cache import SlotCache
+from foredraft.model.recording.replay import EAGER, Replay
 
 Heads = Mapping[str, Callable[[CausalLM], Any]]
 

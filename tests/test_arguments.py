@@ -17,7 +17,7 @@ from foredraft.compose.spec import Spec
 from foredraft.core.errors import DrafterError, ModelError, OptionError, UsageError
 from foredraft.drafters import METHODS
 from foredraft.heads.formats.tuned import Tuned, write_tuned
-from foredraft.model.load import as_tokenizer, resolve, unwrapped
+from foredraft.model.loading.load import as_tokenizer, resolve, unwrapped
 
 PROMPT = tiny.prompts((9,))[0]
 

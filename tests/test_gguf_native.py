@@ -12,10 +12,10 @@ from foredraft.engine.policy import Constant
 from foredraft.model.gguf.config import config_of
 from foredraft.model.gguf.file import GgufFile
 from foredraft.model.gguf.load import empty_model, weights_of
-from foredraft.model.hf import CausalLM
-from foredraft.model.load import load_model
+from foredraft.model.hf.causal_lm import CausalLM
+from foredraft.model.loading.load import load_model
+from foredraft.model.loading.quantised import native_model
 from foredraft.model.native import build as native_build, library as native_library
-from foredraft.model.native.load import native_model
 from foredraft.model.native.model import NativeLM
 from foredraft.model.native.weights import PackedMatrix
 from native import needs_compiler

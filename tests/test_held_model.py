@@ -19,7 +19,7 @@ import foredraft
 import tiny
 from foredraft.compose.load import load
 from foredraft.core.errors import ModelError, UsageError
-from foredraft.model.cpu_linear import PackedLinear, packing_works
+from foredraft.model.linear.packed import PackedLinear, packing_works
 
 PROMPT = [5, 6, 7, 5, 6, 7]
 

@@ -27,8 +27,8 @@ from foredraft.engine.engine import Engine
 from foredraft.engine.generator import Generator, Kind
 from foredraft.engine.policy import Constant, Policy
 from foredraft.engine.step import StepDone
-from foredraft.model.hf import CausalLM
-from foredraft.model.replay import EAGER, Replay
+from foredraft.model.hf.causal_lm import CausalLM
+from foredraft.model.recording.replay import EAGER, Replay
 
 VOCAB = 96
 GREEDY = SamplingParams()

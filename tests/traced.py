@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from foredraft.model.replay import Flat, Recorder
+from foredraft.model.recording.replay import Flat, Recorder
 from leaves import mapped, tensors, waits
 
 

@@ -28,7 +28,7 @@ if typing.TYPE_CHECKING:
     from foredraft.engine.results import Completed, Result
     from foredraft.engine.stream import AsyncStream, Stream
     from foredraft.hf_generate import speculative
-    from foredraft.model.hf import release
+    from foredraft.model.hf.causal_lm import release
 
 __all__ = [
     "AsyncStream",
@@ -81,7 +81,7 @@ _MODULES = {
     "engine.results": ("Completed", "Result"),
     "engine.request": ("Piece",),
     "engine.stream": ("AsyncStream", "Stream"),
-    "model.hf": ("release",),
+    "model.hf.causal_lm": ("release",),
 }
 
 

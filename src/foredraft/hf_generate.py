@@ -18,7 +18,8 @@ from foredraft.core.stats import DecodeStats
 from foredraft.engine.generator import Generator
 from foredraft.engine.inputs import listed
 from foredraft.engine.request import Sequence
-from foredraft.model.generation import (
+from foredraft.model.hf.causal_lm import evaluating
+from foredraft.model.hf.generation import (
     NO_TOKENIZER,
     as_generate_output,
     check_arguments,
@@ -27,10 +28,9 @@ from foredraft.model.generation import (
     configured_stop_strings,
     dropped_arguments,
 )
-from foredraft.model.hf import evaluating
-from foredraft.model.load import as_tokenizer, unwrapped
-from foredraft.model.processors import check_processors, for_row, translate
-from foredraft.model.tokenizer import Tokenizer
+from foredraft.model.hf.processors import check_processors, for_row, translate
+from foredraft.model.loading.load import as_tokenizer, unwrapped
+from foredraft.model.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from bench_cases import TEMPLATE, Write, write_lines
 
 import tiny
 from foredraft.bench.measure.arms import LoopArm
-from foredraft.model.hf import CausalLM
-from foredraft.model.tokenizer import Tokenizer
+from foredraft.model.hf.causal_lm import CausalLM
+from foredraft.model.text.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ from foredraft.core.drafter import Background, Plan, View
 from foredraft.core.errors import ForedraftError, OptionError, PromptError
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.tree import TokenTree
-from foredraft.model.hf import CausalLM
-from foredraft.model.hf_baseline import HFBaseline
+from foredraft.model.hf.baseline import HFBaseline
+from foredraft.model.hf.causal_lm import CausalLM
 
 ALL = ("none", "prompt_lookup", "eagle3", "transformers", "transformers_assisted", "transformers_lookup")
 ASSISTED = ArmSpec("transformers_assisted", "transformers_assisted:sample-draft")

@@ -77,7 +77,7 @@ def test_one_bit_in_one_logit_is_found(where: Any, drafts: str, batch: int, monk
 
 
 def test_a_cache_that_keeps_rejected_tokens_is_found(monkeypatch: pytest.MonkeyPatch):
-    from foredraft.model.cache import SlotCache
+    from foredraft.model.kv.cache import SlotCache
 
     generator = loaded("none")
     monkeypatch.setattr(SlotCache, "compact", lambda *args: None)

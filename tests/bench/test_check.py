@@ -23,8 +23,8 @@ from foredraft.drafters.draft_model import DraftModel, Options
 from foredraft.engine import tail
 from foredraft.engine.generator import Generator
 from foredraft.engine.policy import Constant
-from foredraft.model.cache import SlotCache
-from foredraft.model.hf import CausalLM
+from foredraft.model.hf.causal_lm import CausalLM
+from foredraft.model.kv.cache import SlotCache
 
 VOCAB, TOKENS = 24, 4500
 SAMPLED = SamplingParams(temperature=0.8, max_new_tokens=3, eos_token_id=(), seed=0)

@@ -8,7 +8,7 @@ import foredraft
 import tiny
 from foredraft.compose.load import load_many
 from foredraft.core.errors import DrafterError, ModelError, OptionError, UsageError
-from foredraft.model.hf import CausalLM
+from foredraft.model.hf.causal_lm import CausalLM
 
 SPECS = ["none", "prompt_lookup", "eagle3", "draft_model,num_assistant_tokens_schedule=constant"]
 PROMPT = "def fibonacci(n):\n    return fibonacci("

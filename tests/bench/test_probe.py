@@ -16,7 +16,7 @@ from foredraft.drafters.none import NoDrafter
 from foredraft.engine.engine import Engine
 from foredraft.engine.generator import Generator
 from foredraft.engine.policy import Constant
-from foredraft.model.hf import CausalLM
+from foredraft.model.hf.causal_lm import CausalLM
 
 TEXTS = (
     'def fibonacci(n):\n    """Return the n-th Fibonacci number."""',

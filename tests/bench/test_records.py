@@ -12,7 +12,7 @@ from foredraft.bench.measure.arms import LoopArm
 from foredraft.bench.measure.records import Cost, Output, Run, RunFile, Watched, digest, merge, read_runs, repair_end
 from foredraft.core.errors import DataError
 from foredraft.core.sampling.params import SamplingParams
-from foredraft.model.hf import CausalLM
+from foredraft.model.hf.causal_lm import CausalLM
 
 PROVENANCE = {"kind": "provenance", "device": "CPU", "settings": {"model": "tiny"}, "arms": ["none"]}
 FULL = Run(

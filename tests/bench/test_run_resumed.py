@@ -12,8 +12,8 @@ from foredraft.bench.measure.records import read_runs
 from foredraft.bench.measure.run import Bench, Settings, make_groups
 from foredraft.bench.prompts import BenchPrompt
 from foredraft.core.errors import DataError, OptionError, PromptError
-from foredraft.model.hf import CausalLM
-from foredraft.model.tokenizer import Tokenizer
+from foredraft.model.hf.causal_lm import CausalLM
+from foredraft.model.text.tokenizer import Tokenizer
 
 
 @pytest.mark.parametrize(

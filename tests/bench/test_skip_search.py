@@ -17,8 +17,8 @@ from foredraft.core.errors import DataError, OptionError
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.drafters.layer_skip import LayerSkip, Options
 from foredraft.engine.policy import Constant
-from foredraft.model.hf import CausalLM
-from foredraft.model.taps import decoder_layers
+from foredraft.model.hf.causal_lm import CausalLM
+from foredraft.model.hf.taps import decoder_layers
 
 LAYERS = 4
 USELESS = {Sublayer(1, "attention"), Sublayer(2, "mlp"), Sublayer(3, "attention"), Sublayer(3, "mlp")}

@@ -16,7 +16,7 @@ from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.stats import DecodeStats
 from foredraft.engine import cost_model as costs, engine, step
 from foredraft.engine.generator import Generator, Result
-from foredraft.model.hf import CausalLM
+from foredraft.model.hf.causal_lm import CausalLM
 
 PROMPTS = tiny.prompts((5, 17))
 LENGTH = 28

@@ -19,8 +19,8 @@ from foredraft.core.drafter import Plan, View
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.tree import PAD, TokenTree
 from foredraft.engine.cost_model import measure_bandwidth, measure_costs
-from foredraft.model.hf import CausalLM
-from foredraft.model.tokenizer import Tokenizer
+from foredraft.model.hf.causal_lm import CausalLM
+from foredraft.model.text.tokenizer import Tokenizer
 
 STEPS, PROMPT = 4, "some words"
 GREEDY = SamplingParams(max_new_tokens=3 * STEPS, eos_token_id=())

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 import random_heads as heads
 import tiny
 from foredraft.heads.formats import save_head
-from foredraft.model.hf import CausalLM
+from foredraft.model.hf.causal_lm import CausalLM
 
 
 @pytest.fixture(scope="module")

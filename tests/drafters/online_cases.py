@@ -13,7 +13,7 @@ from foredraft.core.drafter import Drafter
 from foredraft.drafters.online.method import Online, Options
 from foredraft.engine.generator import Generator
 from foredraft.engine.policy import Constant
-from foredraft.model.hf import CausalLM
+from foredraft.model.hf.causal_lm import CausalLM
 
 SMALL = {"vocab_size": 32, "spread": 1.2}
 NEW = 12

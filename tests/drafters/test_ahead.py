@@ -15,8 +15,8 @@ from foredraft.engine.policy import Constant, Heuristic
 from foredraft.engine.policy.throughput import Throughput
 from foredraft.engine.request import Sequence
 from foredraft.engine.step import Drafted, StepDone
-from foredraft.model.hf import CausalLM
-from foredraft.model.replay import EAGER, Replay
+from foredraft.model.hf.causal_lm import CausalLM
+from foredraft.model.recording.replay import EAGER, Replay
 from traced import Traced
 
 HEADS = ("eagle1", "eagle2", "eagle3", "eagle3 drawn", "medusa", "hydra", "hydra++", "blockwise")

@@ -14,7 +14,7 @@ from foredraft.drafters.bandit import Arm, Bandit, Options, Ucb
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
 from foredraft.drafters.prompt_lookup import Options as LookupOptions, PromptLookup
 from foredraft.engine.policy import Constant
-from foredraft.model.hf import CausalLM
+from foredraft.model.hf.causal_lm import CausalLM
 
 
 def plays(ucb: Ucb, rates: list[float], count: int, chance: random.Random) -> list[int]:

@@ -8,7 +8,7 @@ from foredraft.core.drafter import Plan
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.drafters.cape import Cape, Options
 from foredraft.drafters.common.tree_ops import SHARPEST
-from foredraft.model.hf import CausalLM
+from foredraft.model.hf.causal_lm import CausalLM
 
 TEXTS = tiny.prompts((4, 11))
 

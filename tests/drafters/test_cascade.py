@@ -10,7 +10,7 @@ import tiny
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.engine.generator import Generator
 from foredraft.engine.policy import Constant
-from foredraft.model.hf import CausalLM
+from foredraft.model.hf.causal_lm import CausalLM
 from reference import reference
 
 PROMPTS = tiny.prompts((1, 5, 17))

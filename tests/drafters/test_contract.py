@@ -31,8 +31,8 @@ from foredraft.engine.generator import Generator
 from foredraft.engine.nested_loop import NestedLoop
 from foredraft.engine.policy import Constant, Policy
 from foredraft.engine.step import StepDone
-from foredraft.model.cache import SlotCache
-from foredraft.model.hf import CausalLM
+from foredraft.model.hf.causal_lm import CausalLM
+from foredraft.model.kv.cache import SlotCache
 from foredraft.model.partial.model import PartialLM
 from foredraft.model.prefill import prefill
 from foredraft.model.read_rows import ReadRows

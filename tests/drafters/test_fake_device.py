@@ -20,7 +20,7 @@ from foredraft.engine.engine import Engine
 from foredraft.engine.generator import Generator, Kind
 from foredraft.engine.policy import Constant
 from foredraft.engine.step import StepDone, Stepper
-from foredraft.model.hf import CausalLM
+from foredraft.model.hf.causal_lm import CausalLM
 
 NEW = 10
 PROMPTS = tiny.prompts((18, 24, 17, 28))  # longer than a catch-up is wide, and within one extent of the cache

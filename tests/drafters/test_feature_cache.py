@@ -11,7 +11,7 @@ from foredraft.core.draft import Draft
 from foredraft.core.drafter import Plan, View
 from foredraft.drafters.common import feature_cache
 from foredraft.drafters.eagle3 import Eagle3Drafter, Options
-from foredraft.model.hf import CausalLM
+from foredraft.model.hf.causal_lm import CausalLM
 
 
 def seldom() -> tiny.ScriptedPolicy:

@@ -17,7 +17,7 @@ from foredraft.core.verify import greedy
 from foredraft.drafters.common.ngram_pool import NgramPool
 from foredraft.drafters.lookahead import Lookahead, Options
 from foredraft.engine.policy import Constant
-from foredraft.model.hf import CausalLM
+from foredraft.model.hf.causal_lm import CausalLM
 
 CPU = torch.device("cpu")
 Model = Callable[[Sequence[int]], int]

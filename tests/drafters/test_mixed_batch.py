@@ -14,7 +14,7 @@ from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.tree import TokenTree
 from foredraft.core.verify import RULES, greedy
 from foredraft.engine.policy import Constant
-from foredraft.model.hf import CausalLM
+from foredraft.model.hf.causal_lm import CausalLM
 from reference import reference
 
 GREEDY = SamplingParams()

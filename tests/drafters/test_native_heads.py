@@ -20,9 +20,9 @@ from foredraft.drafters.common.feature_cache import TorchLayers
 from foredraft.drafters.eagle3 import Eagle3Drafter, Options
 from foredraft.engine.policy import Constant
 from foredraft.heads.nets.blocks import fuse
-from foredraft.model.cache import SlotCache
-from foredraft.model.cpu_linear import copy_weights, plain_copy
-from foredraft.model.masks import Layout, address
+from foredraft.model.kv.cache import SlotCache
+from foredraft.model.kv.masks import Layout, address
+from foredraft.model.linear.packed import copy_weights, plain_copy
 from foredraft.model.native.head import HeadLayers, head_layers
 from foredraft.model.native.linear import NativeLinear, quantise_linears
 from foredraft.model.native.model import NativeLM

@@ -19,7 +19,7 @@ from foredraft.drafters.online.method import BackgroundTask, Online, Options
 from foredraft.drafters.online.samples import ReplayBuffer, Sample, SampleBatch
 from foredraft.drafters.online.trainer import MIN_SAMPLES, compare_to_best
 from foredraft.engine.policy import Constant
-from foredraft.model.hf import CausalLM
+from foredraft.model.hf.causal_lm import CausalLM
 from reference import reference
 
 # It learns.

@@ -17,7 +17,7 @@ from foredraft.drafters.common import dynamic_tree
 from foredraft.drafters.common.dynamic_tree import GUESSES
 from foredraft.drafters.common.tree_ops import SHARPEST
 from foredraft.drafters.opt_tree import Options, OptTree
-from foredraft.model.hf import CausalLM
+from foredraft.model.hf.causal_lm import CausalLM
 
 VOCAB = 12
 TEXTS = [[0, 1, 0], [3], [5, 2, 4, 1, 1, 0, 2]]

@@ -24,7 +24,7 @@ from foredraft.drafters.prompt_lookup import Options as LookupOptions, PromptLoo
 from foredraft.drafters.relay import Options, Relay
 from foredraft.drafters.triforce import Options as TriForceOptions, TriForce
 from foredraft.engine.policy import Constant
-from foredraft.model.hf import CausalLM
+from foredraft.model.hf.causal_lm import CausalLM
 from nested import PROMPT, Chances, TableDrafter, at, enumerated
 from oracle import Draws, loss, random_table
 

@@ -13,8 +13,8 @@ import tiny
 from foredraft.core.draft import Draft
 from foredraft.core.drafter import Plan, View
 from foredraft.engine.generator import Generator, Result
-from foredraft.model.hf import CausalLM
-from foredraft.model.replay import EAGER, Replay
+from foredraft.model.hf.causal_lm import CausalLM
+from foredraft.model.recording.replay import EAGER, Replay
 from traced import Traced
 
 PROMPTS = tiny.prompts((18, 50, 17, 28, 120))

@@ -17,9 +17,9 @@ from foredraft.drafters.early_exit import EarlyExit, Options as ExitOptions
 from foredraft.drafters.layer_skip import LayerSkip, Options as SkipOptions
 from foredraft.engine.generator import Generator
 from foredraft.engine.policy import Constant
-from foredraft.model.cache import SlotCache
-from foredraft.model.hf import CausalLM
-from foredraft.model.taps import decoder_layers
+from foredraft.model.hf.causal_lm import CausalLM
+from foredraft.model.hf.taps import decoder_layers
+from foredraft.model.kv.cache import SlotCache
 from reference import reference
 
 NEW = 16

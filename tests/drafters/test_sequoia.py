@@ -21,7 +21,7 @@ from foredraft.drafters.common.acceptance import as_text, measure_acceptance, re
 from foredraft.drafters.sequoia import Options, Sequoia
 from foredraft.engine.cost_model import CostTable
 from foredraft.engine.policy import Constant
-from foredraft.model.hf import CausalLM
+from foredraft.model.hf.causal_lm import CausalLM
 from oracle import grow, loss, random_table
 from reference import reference
 

@@ -13,7 +13,7 @@ from foredraft.core.tree import PAD, TokenTree, merge_duplicates
 from foredraft.core.verify import RULES
 from foredraft.drafters.specinfer import Options, SpecInfer
 from foredraft.engine.policy import Constant
-from foredraft.model.hf import CausalLM
+from foredraft.model.hf.causal_lm import CausalLM
 from oracle import Draws, grow, loss, outcomes, random_table
 
 PAIR = [-1, 0, 1, 0, 3]

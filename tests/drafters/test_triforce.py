@@ -20,8 +20,8 @@ from foredraft.drafters.common.windowed_runner import WindowedRunner
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
 from foredraft.drafters.triforce import Options, TriForce
 from foredraft.engine.generator import Generator
-from foredraft.model.cache import SlotCache
-from foredraft.model.hf import CausalLM
+from foredraft.model.hf.causal_lm import CausalLM
+from foredraft.model.kv.cache import SlotCache
 from foredraft.model.partial.kv_selection import Retrieval
 from foredraft.model.partial.model import PartialLM
 from foredraft.model.prefill import prefill

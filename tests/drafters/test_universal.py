@@ -26,9 +26,9 @@ from foredraft.drafters.common.retokenizer import Retokenizer
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
 from foredraft.drafters.universal import Options, Universal, coverage
 from foredraft.engine.policy import Constant
-from foredraft.model.hf import CausalLM
-from foredraft.model.tokenizer import Tokenizer
-from foredraft.model.vocab_mapping import VocabMapping
+from foredraft.model.hf.causal_lm import CausalLM
+from foredraft.model.text.tokenizer import Tokenizer
+from foredraft.model.text.vocab_mapping import VocabMapping
 from oracle import Table, grow, loss, random_table
 from reference import reference
 

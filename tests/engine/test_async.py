@@ -14,7 +14,7 @@ from foredraft.core.errors import ForedraftError, OptionError, PromptError, Usag
 from foredraft.engine.generator import Generator
 from foredraft.engine.request import Sequence
 from foredraft.engine.stream import AsyncStream
-from foredraft.model.tokenizer import Tokenizer
+from foredraft.model.text.tokenizer import Tokenizer
 from runs import NEW
 
 PROMPTS = tiny.prompts((6, 11, 3, 20))

@@ -15,7 +15,7 @@ from foredraft.core.errors import NumericsError, OptionError, PromptError
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.engine.beam.cache import assign_rows
 from foredraft.engine.beam.search import BeamOptions, Hypothesis, beam_search
-from foredraft.model.hf import CausalLM
+from foredraft.model.hf.causal_lm import CausalLM
 
 NEW = 12
 ENDS = (5, 17, 29, 33, 41, 58, 77, 90)

@@ -10,7 +10,7 @@ import runs
 import tiny
 from foredraft.core.drafter import View
 from foredraft.core.errors import ForedraftError, NumericsError, OptionError, PromptError
-from foredraft.model.hf import CausalLM
+from foredraft.model.hf.causal_lm import CausalLM
 
 NEW = 6
 ROWS = 4

@@ -9,8 +9,8 @@ from torch._dynamo.utils import counters
 import random_heads as heads
 import tiny
 from foredraft.drafters.eagle3 import Eagle3Drafter, Options
-from foredraft.model.hf import CausalLM
-from foredraft.model.replay import EAGER, Compiled, replay_on
+from foredraft.model.hf.causal_lm import CausalLM
+from foredraft.model.recording.replay import EAGER, Compiled, replay_on
 
 PROMPTS = tiny.prompts((18, 24))
 

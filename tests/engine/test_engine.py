@@ -20,8 +20,8 @@ from foredraft.core.tree import TokenTree
 from foredraft.drafters.prompt_lookup import Options as LookupOptions, PromptLookup
 from foredraft.engine.generator import Generator, Result
 from foredraft.engine.policy import Constant, Heuristic
-from foredraft.model.hf import CausalLM
-from foredraft.model.tokenizer import Tokenizer
+from foredraft.model.hf.causal_lm import CausalLM
+from foredraft.model.text.tokenizer import Tokenizer
 from runs import NEW, drafting, model, plain
 
 KINDS = ("none", "lookup tree", "self", "other tree")

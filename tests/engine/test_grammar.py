@@ -19,8 +19,8 @@ from foredraft.core.sampling.grammar import Grammar
 from foredraft.core.tree import TokenTree
 from foredraft.engine import step, tail
 from foredraft.engine.generator import Generator
-from foredraft.model.hf import CausalLM
-from foredraft.model.replay import EAGER, Compiled
+from foredraft.model.hf.causal_lm import CausalLM
+from foredraft.model.recording.replay import EAGER, Compiled
 
 LETTERS = [chr(ord("a") + i) for i in range(26)] + ["1", "2", ",", "ab", "bc", "12", "."]
 """The last ends an output."""

@@ -10,7 +10,7 @@ import runs
 import tiny
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.engine.generator import Generator
-from foredraft.model.hf import CausalLM
+from foredraft.model.hf.causal_lm import CausalLM
 from reference import reference
 
 NEW = 24

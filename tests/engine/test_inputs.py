@@ -13,7 +13,7 @@ import tiny
 from foredraft.core.errors import OptionError, PromptError
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.engine.inputs import as_params, encode, listed
-from foredraft.model.tokenizer import Tokenizer
+from foredraft.model.text.tokenizer import Tokenizer
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}:{{ m.content }}|{% endfor %}"
 

@@ -19,12 +19,14 @@ import tiny
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.drafters.eagle3 import Eagle3Drafter, Options as Eagle3Options
 from foredraft.engine.generator import Generator
-from foredraft.model.hf import CausalLM
+from foredraft.model.hf.causal_lm import CausalLM
 
 SOURCE = Path(foredraft.__file__).parent
-MODEL = [SOURCE / "model" / f"{name}.py" for name in ("attention", "cache", "cpu_linear", "hf", "taps")]
-WATCHED = tuple(map(str, (SOURCE / "engine", SOURCE / "drafters", *MODEL)))
-ALWAYS = tuple(str(path) for path in MODEL if path.stem in ("attention", "hf", "taps"))
+ALWAYS = tuple(
+    str(SOURCE / "model" / name) for name in ("attention/slot_attention.py", "hf/causal_lm.py", "hf/taps.py")
+)
+MODEL = (*ALWAYS, *(str(SOURCE / "model" / name) for name in ("kv/cache.py", "linear/packed.py")))
+WATCHED = (str(SOURCE / "engine"), str(SOURCE / "drafters"), *MODEL)
 Place = tuple[str, int]
 
 

@@ -28,8 +28,8 @@ from foredraft.engine.prompt_reader import PromptReader
 from foredraft.engine.request import RequestStats, Sequence
 from foredraft.engine.state import Batch
 from foredraft.engine.step import StepDone
-from foredraft.model.grammar import Matcher
-from foredraft.model.hf import CausalLM
+from foredraft.model.hf.causal_lm import CausalLM
+from foredraft.model.text.grammar import Matcher
 
 LETTERS = [chr(ord("a") + index) for index in range(26)] + ["1", "2", ",", "ab", "bc", "12", "."]
 VOCAB, EOS, NEW = 40, LETTERS.index("."), 14

@@ -13,8 +13,8 @@ import runs
 import tiny
 from foredraft.compose.load import load
 from foredraft.core.errors import ModelError, PromptError
-from foredraft.model.cache import BUCKET, bucket, persistent_zeros
-from foredraft.model.hf import CausalLM
+from foredraft.model.hf.causal_lm import CausalLM
+from foredraft.model.kv.cache import BUCKET, bucket, persistent_zeros
 from foredraft.model.memory import available_bytes, format_bytes
 
 TOKEN = 2 * 2 * 2 * 8 * 4
@@ -62,10 +62,10 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_read(monkeypatch: p
     model = tiny.build("llama")
     model.save_pretrained(tmp_path)
     size = sum(weight.nbytes for weight in model.parameters())
-    monkeypatch.setattr("foredraft.model.load.available_bytes", lambda device: size)
+    monkeypatch.setattr("foredraft.model.loading.load.available_bytes", lambda device: size)
     load(str(tmp_path), "none", device="cpu").close()
     load(str(tmp_path), "none", device="cpu", dtype="bfloat16").close()
-    monkeypatch.setattr("foredraft.model.load.available_bytes", lambda device: size - 1)
+    monkeypatch.setattr("foredraft.model.loading.load.available_bytes", lambda device: size - 1)
     load(str(tmp_path), "none", device="cpu", dtype="bfloat16").close()
     with pytest.raises(ModelError, match=r"take \S+ kB in float32, and \S+ kB are free on cpu"):
         load(str(tmp_path), "none", device="cpu")
@@ -74,7 +74,7 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_read(monkeypatch: p
 
 
 def test_packed_copies_must_leave_half_of_the_free_memory(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("foredraft.model.cpu_linear.available_bytes", lambda device: 1000)
+    monkeypatch.setattr("foredraft.model.linear.packed.available_bytes", lambda device: 1000)
     with load(tiny.build("llama"), "none") as g:
         assert g.engine.target.packed_layers == 0 and len(g.generate([1, 2], max_new_tokens=3).tokens) == 3
 
@@ -129,7 +129,7 @@ def test_nothing_is_allocated_while_requests_run_nor_when_others_follow(kind: st
             made.append(torch.Size(shape))
         return persistent_zeros(like, *shape)
 
-    for module in ("model.cache", "engine.state", "drafters.common.feature_cache"):
+    for module in ("model.kv.cache", "engine.state", "drafters.common.feature_cache"):
         monkeypatch.setattr(f"foredraft.{module}.persistent_zeros", spy)
     g = runs.small(kind)
     new = 40

@@ -24,7 +24,7 @@ from foredraft.drafters.cascade import Cascade, Options
 from foredraft.drafters.common.build_context import NestedDrafter
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
 from foredraft.engine.nested_loop import NestedLoop, NestedLoopParts
-from foredraft.model.hf import CausalLM
+from foredraft.model.hf.causal_lm import CausalLM
 from nested import PROMPT, Chances, Nested, TableDrafter, TableLM, at, enumerated
 from oracle import Draws, Table, loss, random_table, total_variation
 

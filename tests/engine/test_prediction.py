@@ -23,7 +23,7 @@ from foredraft.engine import step
 from foredraft.engine.generator import Generator
 from foredraft.engine.policy import Throughput
 from foredraft.engine.prediction import LONGEST, Prediction, with_copies
-from foredraft.model.cache import bucket
+from foredraft.model.kv.cache import bucket
 from runs import model
 
 NAME, OTHER = (900, 901), (910, 911, 912)

@@ -10,7 +10,7 @@ import random_heads as heads
 import runs
 import tiny
 from foredraft.engine.policy import Constant
-from foredraft.model.hf import CausalLM
+from foredraft.model.hf.causal_lm import CausalLM
 from foredraft.model.prefill import CHUNK, group_by_length
 
 

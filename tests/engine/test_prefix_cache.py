@@ -19,8 +19,8 @@ from foredraft.drafters.online.method import Online
 from foredraft.drafters.online.trainer import Options as OnlineOptions
 from foredraft.engine.generator import Generator
 from foredraft.engine.request import Sequence
-from foredraft.model.cache import BUCKET
-from foredraft.model.hf import CausalLM
+from foredraft.model.hf.causal_lm import CausalLM
+from foredraft.model.kv.cache import BUCKET
 from runs import tapped
 
 KINDS = ["none", "draft model", "eagle3", "medusa"]

@@ -16,9 +16,9 @@ from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.draft_runner import DraftRunner
 from foredraft.engine.generator import Generator, Result
 from foredraft.engine.step import Stepper
-from foredraft.model.cache import SlotCache
-from foredraft.model.hf import CausalLM
-from foredraft.model.replay import Sizes
+from foredraft.model.hf.causal_lm import CausalLM
+from foredraft.model.kv.cache import SlotCache
+from foredraft.model.recording.replay import Sizes
 from runs import with_tree
 from traced import Traced
 

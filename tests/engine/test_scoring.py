@@ -10,7 +10,7 @@ import runs
 import tiny
 from foredraft.core.errors import ModelError, NumericsError, OptionError, PromptError
 from foredraft.engine import scoring
-from foredraft.model.hf import CausalLM
+from foredraft.model.hf.causal_lm import CausalLM
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2"])

@@ -13,7 +13,7 @@ from foredraft.core.errors import NumericsError, OptionError
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.engine.beam.search import BeamOptions, Hypothesis, beam_search
 from foredraft.engine.beam.speculative import DraftBeam, speculative_beam_search
-from foredraft.model.hf import CausalLM
+from foredraft.model.hf.causal_lm import CausalLM
 
 NEW = 14
 PROMPTS = tiny.prompts((1, 5, 19))

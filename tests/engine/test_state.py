@@ -15,8 +15,8 @@ from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.sampling.stop import StopRules
 from foredraft.engine.policy import Constant
 from foredraft.engine.state import Batch
-from foredraft.model.cache import SlotView
-from foredraft.model.hf import CausalLM
+from foredraft.model.hf.causal_lm import CausalLM
+from foredraft.model.kv.cache import SlotView
 
 
 def sequence(prompt: list[int], stream: int) -> Any:

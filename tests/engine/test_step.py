@@ -19,8 +19,8 @@ from foredraft.drafters.eagle3 import Eagle3Drafter
 from foredraft.engine.policy import Constant
 from foredraft.engine.state import Batch
 from foredraft.engine.step import RowStep, _Mark
-from foredraft.model.cache import SlotCache
-from foredraft.model.hf import CausalLM
+from foredraft.model.hf.causal_lm import CausalLM
+from foredraft.model.kv.cache import SlotCache
 
 
 class Event:

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import tiny
 from foredraft.engine.generator import Generator
-from foredraft.model.hf import CausalLM
+from foredraft.model.hf.causal_lm import CausalLM
 from foredraft.scale.gateway import Gateway, Message, ReplicaLost
 from foredraft.serve.inprocess import Call, InProcess
 from foredraft.serve.options import ServeOptions

@@ -15,8 +15,8 @@ import openai
 import tiny
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.engine.generator import Generator
-from foredraft.model.hf import CausalLM
-from foredraft.model.tokenizer import Tokenizer
+from foredraft.model.hf.causal_lm import CausalLM
+from foredraft.model.text.tokenizer import Tokenizer
 from foredraft.serve.job import Job
 from foredraft.serve.options import ServeOptions
 from foredraft.serve.server import Server

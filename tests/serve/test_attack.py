@@ -17,7 +17,7 @@ import tiny
 from foredraft.drafters.prompt_lookup import Options, PromptLookup
 from foredraft.engine.generator import Generator
 from foredraft.engine.policy import Constant
-from foredraft.model.hf import CausalLM
+from foredraft.model.hf.causal_lm import CausalLM
 from foredraft.serve.responses.schema import ResponsesRequest
 from foredraft.serve.schema import ChatRequest, CompletionRequest, DetokenizeRequest, Sampling, TokenizeRequest
 

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 import foredraft
 from foredraft.core.errors import PromptError
 from foredraft.core.sampling.params import SamplingParams
-from foredraft.model.tokenizer import Tokenizer
+from foredraft.model.text.tokenizer import Tokenizer
 from foredraft.serve.convert import Converter
 from foredraft.serve.schema import ChatRequest, CompletionRequest
 from foredraft.serve.service import converter_for

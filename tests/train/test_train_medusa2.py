@@ -25,8 +25,8 @@ import random_heads as heads
 import tiny
 from foredraft.core.errors import OptionError
 from foredraft.heads.formats import inspect_head, load_head
-from foredraft.model.hf import CausalLM
-from foredraft.model.load import load_model
+from foredraft.model.hf.causal_lm import CausalLM
+from foredraft.model.loading.load import load_model
 from foredraft.train.heads.medusa2 import Joint, Medusa2Recipe, Options
 from foredraft.train.options import HeadShape
 from foredraft.train.recipe import TrainBatch

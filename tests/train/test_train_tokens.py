@@ -12,8 +12,8 @@ import torch
 from trainees import tokenizer
 
 from foredraft.core.errors import DataError
-from foredraft.model.load import load_model
-from foredraft.model.tokenizer import Tokenizer
+from foredraft.model.loading.load import load_model
+from foredraft.model.text.tokenizer import Tokenizer
 from foredraft.train.data import tokens as module
 from foredraft.train.data.batches import HELD_OUT, TrainBatches
 from foredraft.train.data.sources import Sample

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import foredraft
 import tiny
-from foredraft.model.hf import CausalLM
+from foredraft.model.hf.causal_lm import CausalLM
 from foredraft.train.drafts.run import run_drafts
 from foredraft.train.heads.run import run
 from foredraft.train.options import LoopOptions

@@ -43,7 +43,7 @@ def command(
     Counts weights, keys and values, and the logits of a step; a tenth of each device stays free. All requests count as
     long as --context.
     """
-    from foredraft.model.sizes import model_sizes
+    from foredraft.model.loading.sizes import model_sizes
     from foredraft.scale.capacity import Load, deployments, drafter_sizes
 
     if memory <= 0 or (bandwidth is not None and bandwidth <= 0):

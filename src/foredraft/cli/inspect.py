@@ -13,8 +13,8 @@ from foredraft.cli.console import output
 
 if TYPE_CHECKING:
     from foredraft.heads.formats import HeadInfo
-    from foredraft.model.describe import ModelInfo
-    from foredraft.model.gguf.describe import GgufInfo
+    from foredraft.model.loading.describe import ModelInfo
+    from foredraft.model.loading.describe_gguf import GgufInfo
 
 
 EXAMPLES = (
@@ -40,12 +40,12 @@ def command(
     and why. A GGUF file: also how each type of its weights is read.
     """
     from foredraft.heads.formats import WholeModelError, inspect_head
-    from foredraft.model.describe import inspect_model
-    from foredraft.model.gguf.describe import inspect_gguf
     from foredraft.model.gguf.file import GgufFile
     from foredraft.model.gguf.load import is_gguf
-    from foredraft.model.hub import fetch_file
-    from foredraft.model.load import resolve
+    from foredraft.model.hf.hub import fetch_file
+    from foredraft.model.loading.describe import inspect_model
+    from foredraft.model.loading.describe_gguf import inspect_gguf
+    from foredraft.model.loading.load import resolve
 
     found: dict[str, Any]
     if is_gguf(path):

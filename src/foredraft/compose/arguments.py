@@ -22,9 +22,9 @@ from foredraft.heads.formats import inspect_head
 from foredraft.heads.formats.tuned import SUFFIX, read_tuned
 from foredraft.model.base import TargetModel
 from foredraft.model.gguf.load import is_gguf
-from foredraft.model.load import resolve, unwrapped
-from foredraft.model.native.load import check_weights
-from foredraft.model.placement import as_device, as_dtype
+from foredraft.model.loading.load import resolve, unwrapped
+from foredraft.model.loading.placement import as_device, as_dtype
+from foredraft.model.loading.quantised import check_weights
 
 _log = logging.getLogger(__name__)
 

@@ -16,16 +16,16 @@ from foredraft.drafters.common.build_context import BuildContext, BuiltDrafter, 
 from foredraft.heads.formats import load_head
 from foredraft.heads.nets.blocks import fuse
 from foredraft.model.base import TargetModel
-from foredraft.model.cache import SlotCache
-from foredraft.model.cpu_linear import PackedWeights, draft_dtype
-from foredraft.model.head_parts import with_int8_output
-from foredraft.model.hf import CausalLM, acquire
-from foredraft.model.load import as_loaded, load_model, resolve
+from foredraft.model.hf.causal_lm import CausalLM, acquire
+from foredraft.model.hf.head_parts import with_int8_output
+from foredraft.model.kv.cache import SlotCache
+from foredraft.model.linear.packed import PackedWeights, draft_dtype
+from foredraft.model.loading.load import as_loaded, load_model, resolve
+from foredraft.model.loading.quantised import with_weights
 from foredraft.model.native.linear import HEAD_BITS, quantise_linears
-from foredraft.model.native.load import with_weights
 from foredraft.model.native.model import NativeLM
-from foredraft.model.replay import Replay
-from foredraft.model.tokenizer import Tokenizer, check_same_tokenizer
+from foredraft.model.recording.replay import Replay
+from foredraft.model.text.tokenizer import Tokenizer, check_same_tokenizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,14 +30,14 @@ from foredraft.engine.generator import Generator, Kind
 from foredraft.engine.parallel import ParallelEngine, Ranks
 from foredraft.engine.policy import NEUTRAL, Constant, Policy, policy_for
 from foredraft.model.base import TargetModel
-from foredraft.model.cache import BUCKET, SlotCache
-from foredraft.model.hf import CausalLM, acquire
-from foredraft.model.hub import ACCESS
-from foredraft.model.load import Loaded, as_loaded, load_model, resolve
+from foredraft.model.hf.causal_lm import CausalLM, acquire
+from foredraft.model.hf.hub import ACCESS
+from foredraft.model.kv.cache import BUCKET, SlotCache
+from foredraft.model.loading.load import Loaded, as_loaded, load_model, resolve
+from foredraft.model.loading.quantised import check_kv_cache_dtype, with_weights
 from foredraft.model.memory import available_bytes, format_bytes, trim_heap
-from foredraft.model.native.load import check_kv_cache_dtype, with_weights
 from foredraft.model.native.model import NativeLM
-from foredraft.model.replay import Replay, replay_on
+from foredraft.model.recording.replay import Replay, replay_on
 
 _log = logging.getLogger(__name__)
 

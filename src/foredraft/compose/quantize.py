@@ -6,8 +6,8 @@ from pathlib import Path
 
 from foredraft.core.errors import ModelError, OptionError
 from foredraft.core.io import check_writable_folder
-from foredraft.model.load import load_model
-from foredraft.model.native.load import check_weights, source_for
+from foredraft.model.loading.load import load_model
+from foredraft.model.loading.quantised import check_weights, source_for
 from foredraft.model.native.saved import save_weights
 
 

@@ -19,7 +19,7 @@ from foredraft.heads.nets.medusa import Blockwise, Medusa
 from foredraft.heads.nets.target_parts import FINAL
 from foredraft.model.base import widened
 from foredraft.model.native.head import engine_of
-from foredraft.model.replay import EAGER, Replay
+from foredraft.model.recording.replay import EAGER, Replay
 
 
 @dataclass(frozen=True, slots=True)

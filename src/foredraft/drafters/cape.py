@@ -21,7 +21,7 @@ from foredraft.drafters.common.build_context import BuildContext
 from foredraft.drafters.common.draft_runner import DraftRunner, Forwards, RunnerDrafter
 from foredraft.drafters.common.tree_ops import Candidates, keep_best, ranked, worth_a_level
 from foredraft.model.base import TargetModel
-from foredraft.model.replay import EAGER, Replay
+from foredraft.model.recording.replay import EAGER, Replay
 
 
 @dataclass(frozen=True, slots=True)

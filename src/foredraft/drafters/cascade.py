@@ -15,7 +15,7 @@ from foredraft.drafters.common.build_context import BuildContext, NestedDrafter
 from foredraft.drafters.common.draft_runner import RunnerDrafter
 from foredraft.engine.nested_loop import NestedLoop, NestedLoopParts
 from foredraft.model.base import TargetModel
-from foredraft.model.cache import SlotCache
+from foredraft.model.kv.cache import SlotCache
 
 
 @dataclass(frozen=True, slots=True)

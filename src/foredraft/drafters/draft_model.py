@@ -26,7 +26,7 @@ from foredraft.drafters.common.templates import Template
 from foredraft.drafters.common.windowed_runner import WindowedRunner
 from foredraft.engine.beam.speculative import BeamDrafter
 from foredraft.model.base import TargetModel
-from foredraft.model.replay import EAGER, Replay
+from foredraft.model.recording.replay import EAGER, Replay
 
 
 @dataclass(frozen=True, slots=True)

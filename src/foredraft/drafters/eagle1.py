@@ -16,8 +16,8 @@ from foredraft.drafters.common.eagle import EagleDrafter, EagleOptions
 from foredraft.drafters.common.templates import Template
 from foredraft.drafters.common.tree_builder import TreeBuilder
 from foredraft.heads.nets.eagle import EagleNet
-from foredraft.model.cpu_linear import any_weight
-from foredraft.model.replay import EAGER, Replay
+from foredraft.model.linear.packed import any_weight
+from foredraft.model.recording.replay import EAGER, Replay
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ from foredraft.drafters.common.build_context import BuildContext
 from foredraft.drafters.common.chain import ChainOptions
 from foredraft.drafters.common.self_speculative import SkippingDrafter
 from foredraft.model.base import TargetModel
-from foredraft.model.cache import SlotCache
-from foredraft.model.replay import EAGER, Replay
-from foredraft.model.skipping import layers_of
+from foredraft.model.kv.cache import SlotCache
+from foredraft.model.partial.skipping import layers_of
+from foredraft.model.recording.replay import EAGER, Replay
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ from foredraft.drafters.common.static_tree import Options, StaticTreeDrafter
 from foredraft.heads.nets.blocks import Attend
 from foredraft.heads.nets.hydra import Hydra
 from foredraft.heads.nets.target_parts import FINAL
-from foredraft.model.cpu_linear import any_weight
+from foredraft.model.linear.packed import any_weight
 from foredraft.model.native.head import head_layers
-from foredraft.model.replay import EAGER, Replay
+from foredraft.model.recording.replay import EAGER, Replay
 
 __all__ = ["HydraDrafter", "Options"]
 

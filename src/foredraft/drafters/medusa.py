@@ -12,7 +12,7 @@ from foredraft.drafters.common.build_context import BuildContext
 from foredraft.drafters.common.last_hidden import LastHidden
 from foredraft.drafters.common.static_tree import Options, StaticTreeDrafter
 from foredraft.heads.nets.medusa import Medusa
-from foredraft.model.replay import EAGER, Replay
+from foredraft.model.recording.replay import EAGER, Replay
 
 __all__ = ["MedusaDrafter", "Options"]
 

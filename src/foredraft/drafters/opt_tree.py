@@ -20,7 +20,7 @@ from foredraft.drafters.common.build_context import BuildContext
 from foredraft.drafters.common.draft_runner import DraftRunner, Forwards, RunnerDrafter, RunnerTreeBuilder
 from foredraft.drafters.common.dynamic_tree import TreeLimits, build_dynamic_tree
 from foredraft.model.base import TargetModel
-from foredraft.model.replay import EAGER, Replay
+from foredraft.model.recording.replay import EAGER, Replay
 
 
 @dataclass(frozen=True, slots=True)

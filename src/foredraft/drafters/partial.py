@@ -21,9 +21,9 @@ from foredraft.drafters.common.build_context import BuildContext
 from foredraft.drafters.common.chain import ChainLimits, ChainOptions, build_chain
 from foredraft.drafters.common.partial_cache_sync import PartialCacheSync
 from foredraft.drafters.common.self_speculative import SelfSpeculativeDrafter
-from foredraft.model.cache import SlotCache
-from foredraft.model.hf import CausalLM
-from foredraft.model.masks import StepIn
+from foredraft.model.hf.causal_lm import CausalLM
+from foredraft.model.kv.cache import SlotCache
+from foredraft.model.kv.masks import StepIn
 from foredraft.model.partial.kv_selection import HeavyHitters, Retrieval, Selection, Window
 from foredraft.model.partial.model import PartialLM
 

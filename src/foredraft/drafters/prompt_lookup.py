@@ -18,7 +18,7 @@ from foredraft.core.errors import OptionError
 from foredraft.core.options import SizedOptions
 from foredraft.core.tree import PAD, TokenTree, merge_paths
 from foredraft.drafters.common.build_context import BuildContext
-from foredraft.model.masks import extent_of
+from foredraft.model.kv.masks import extent_of
 
 LONGEST_MATCH = 16
 """Tokens of a match that count for how likely its copy is."""

@@ -26,7 +26,7 @@ from foredraft.drafters.common.templates import Template
 from foredraft.engine.cost_model import CostTable, measure_costs
 from foredraft.engine.step import SIZES
 from foredraft.model.base import TargetModel
-from foredraft.model.replay import EAGER, Replay
+from foredraft.model.recording.replay import EAGER, Replay
 
 NODES, DEPTH = 63, 10
 """Largest tree if the size is chosen; with the root its node count is one of ``step.SIZES``."""

@@ -25,7 +25,7 @@ from foredraft.drafters.common.drawn_tree import TreeShape, build_static_tree
 from foredraft.drafters.common.dynamic_tree import TreeLimits
 from foredraft.drafters.common.templates import Template
 from foredraft.model.base import TargetModel
-from foredraft.model.replay import EAGER, Replay
+from foredraft.model.recording.replay import EAGER, Replay
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,8 @@ from foredraft.drafters.common.draft_runner import RunnerDrafter
 from foredraft.drafters.common.partial_cache_sync import PartialCacheSync
 from foredraft.engine.nested_loop import NestedLoop, NestedLoopParts
 from foredraft.engine.step import round_up
-from foredraft.model.cache import SlotCache
-from foredraft.model.hf import CausalLM
+from foredraft.model.hf.causal_lm import CausalLM
+from foredraft.model.kv.cache import SlotCache
 from foredraft.model.partial.kv_selection import Retrieval
 from foredraft.model.partial.model import PartialLM
 

@@ -26,8 +26,8 @@ from foredraft.drafters.common.chain import ChainLimits, build_chain
 from foredraft.drafters.common.draft_runner import DraftRunner, Forwards
 from foredraft.drafters.common.retokenizer import Retokenizer
 from foredraft.model.base import TargetModel
-from foredraft.model.replay import EAGER, Replay
-from foredraft.model.vocab_mapping import VocabMapping
+from foredraft.model.recording.replay import EAGER, Replay
+from foredraft.model.text.vocab_mapping import VocabMapping
 
 CONVERSIONS = ("auto", "slem", "tli")
 ENOUGH = 0.5

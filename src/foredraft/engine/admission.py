@@ -8,7 +8,7 @@ from foredraft.core.drafter import Room
 from foredraft.core.errors import PromptError
 from foredraft.engine.prefix_cache import PrefixCache
 from foredraft.engine.request import Request, Sequence, failure
-from foredraft.model.cache import SlotCache, bucket
+from foredraft.model.kv.cache import SlotCache, bucket
 from foredraft.model.prefill import CATCH_UP
 
 

@@ -11,7 +11,7 @@ import torch
 from foredraft.core.tree import TokenTree
 from foredraft.engine.step import SIZES
 from foredraft.model.base import TargetModel
-from foredraft.model.cache import SlotCache
+from foredraft.model.kv.cache import SlotCache
 
 _REPEATS = 4
 

@@ -28,10 +28,10 @@ from foredraft.engine.row_work import Prepared, RowFaults
 from foredraft.engine.state import Batch
 from foredraft.engine.step import Stepper, round_up
 from foredraft.model.base import TargetModel
-from foredraft.model.cache import SlotCache
-from foredraft.model.grammar import GrammarCompiler
-from foredraft.model.replay import EAGER, Replay
-from foredraft.model.tokenizer import Tokenizer
+from foredraft.model.kv.cache import SlotCache
+from foredraft.model.recording.replay import EAGER, Replay
+from foredraft.model.text.grammar import GrammarCompiler
+from foredraft.model.text.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from foredraft.engine.request import Piece, Request, Sequence, TokenLogprobs
 from foredraft.engine.results import Call, Completed, Kind, Result, named, table_html
 from foredraft.engine.stream import AsyncStream, Source, Stream
 from foredraft.model.base import TargetModel
-from foredraft.model.tokenizer import Message, Tokenizer
+from foredraft.model.text.tokenizer import Message, Tokenizer
 
 OnePrompt = str | Seq[int] | Seq[Message] | Mapping[str, Any]
 """Types that always hold a single prompt; a tensor may hold one or several."""

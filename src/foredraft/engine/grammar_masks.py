@@ -16,7 +16,7 @@ from torch import Tensor
 
 from foredraft.core.tree import TokenTree
 from foredraft.engine.request import Sequence
-from foredraft.model.grammar import Matcher, mask_words
+from foredraft.model.text.grammar import Matcher, mask_words
 
 Matchers = Seq[Matcher | None]
 """The matcher of each row; None for rows without a grammar."""

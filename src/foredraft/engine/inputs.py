@@ -10,8 +10,8 @@ from torch import Tensor
 
 from foredraft.core.errors import OptionError, PromptError, kind_of
 from foredraft.core.sampling.params import SamplingParams, check_options
-from foredraft.model.generation import GenerationConfig, sampling_params
-from foredraft.model.tokenizer import Message, Tokenizer
+from foredraft.model.hf.generation import GenerationConfig, sampling_params
+from foredraft.model.text.tokenizer import Message, Tokenizer
 
 if TYPE_CHECKING:
     Prompt = str | Tensor | np.ndarray | Seq[int] | Seq[Message] | Mapping[str, Any]

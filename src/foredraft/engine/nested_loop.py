@@ -23,7 +23,7 @@ from foredraft.core.tree import TokenTree
 from foredraft.engine.prefix_cache import common_prefix
 from foredraft.engine.step import StepDone, Stepper
 from foredraft.model.base import TargetModel
-from foredraft.model.cache import SlotCache
+from foredraft.model.kv.cache import SlotCache
 from foredraft.model.prefill import CATCH_UP, prefill
 from foredraft.model.read_rows import ReadRows
 

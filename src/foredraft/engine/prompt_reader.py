@@ -17,7 +17,7 @@ from foredraft.core.transfer import to_device
 from foredraft.engine.prefix_cache import Features, PrefixCache, common_prefix
 from foredraft.engine.request import Sequence, fail_all
 from foredraft.model.base import TargetModel
-from foredraft.model.cache import SlotCache
+from foredraft.model.kv.cache import SlotCache
 from foredraft.model.prefill import CHUNK, group_by_length, prefill
 
 _ALONE = 2

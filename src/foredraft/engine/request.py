@@ -18,7 +18,7 @@ from foredraft.engine.detokenizer import Decode, IncrementalDetokenizer
 from foredraft.engine.prediction import Prediction
 from foredraft.engine.recording import RecordedStep
 from foredraft.engine.tail import RowStep
-from foredraft.model.grammar import CompiledGrammar, Matcher
+from foredraft.model.text.grammar import CompiledGrammar, Matcher
 
 
 @dataclass(frozen=True, slots=True)

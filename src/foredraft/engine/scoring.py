@@ -10,7 +10,7 @@ from foredraft.core.errors import NumericsError, OptionError, PromptError
 from foredraft.core.tree import TokenTree
 from foredraft.engine.engine import Engine
 from foredraft.engine.request import TokenLogprobs, token_logprobs
-from foredraft.model.cache import SlotCache
+from foredraft.model.kv.cache import SlotCache
 
 CHUNK = 128
 """Tokens per forward. All of their logits are kept, unlike in prefill, so this bounds N * V."""

@@ -14,7 +14,7 @@ from foredraft.core.rng import Exponentials, Noise, RecentTimes
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.sampling.warp import Warp
 from foredraft.engine.request import Sequence
-from foredraft.model.cache import bucket, persistent_zeros
+from foredraft.model.kv.cache import bucket, persistent_zeros
 
 _IDLE = {True: SamplingParams(), False: SamplingParams(temperature=1.0)}
 """Parameters without rules, by whether the row is greedy."""

@@ -23,9 +23,9 @@ from foredraft.engine.recording import RecordedStep
 from foredraft.engine.state import Batch
 from foredraft.engine.tail import RowStep as RowStep, Tail, TailOut
 from foredraft.model.base import TargetModel, widened
-from foredraft.model.cache import SlotCache
-from foredraft.model.replay import EAGER, Replay
-from foredraft.model.replay_rows import replay_for
+from foredraft.model.kv.cache import SlotCache
+from foredraft.model.recording.replay import EAGER, Replay
+from foredraft.model.recording.replay_rows import replay_for
 
 Follow = Callable[[int], tuple[View, Plan] | None]
 """See ``Stepper``."""

@@ -1,1 +1,1 @@
-"""The transformers interface: stock models behind one forward over slots, trees and ragged rows."""
+"""Models behind one forward over slots, trees and ragged rows; the only package that imports transformers."""

@@ -14,8 +14,8 @@ from foredraft.core.errors import ModelError
 from foredraft.core.rng import Choose, Exponentials
 from foredraft.core.tree import TokenTree
 from foredraft.heads.nets.target_parts import TargetParts
-from foredraft.model.cache import SlotCache
-from foredraft.model.masks import StepIn, extent_of
+from foredraft.model.kv.cache import SlotCache
+from foredraft.model.kv.masks import StepIn, extent_of
 
 
 class TargetModel(ABC):

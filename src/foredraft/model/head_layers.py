@@ -5,8 +5,8 @@ from abc import ABC, abstractmethod
 from jaxtyping import Float
 from torch import Tensor
 
-from foredraft.model.cache import SlotCache
-from foredraft.model.masks import StepIn
+from foredraft.model.kv.cache import SlotCache
+from foredraft.model.kv.masks import StepIn
 
 
 class Layers(ABC):

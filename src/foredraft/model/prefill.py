@@ -9,7 +9,7 @@ from torch import Tensor
 from foredraft.core.transfer import to_device
 from foredraft.core.tree import TokenTree
 from foredraft.model.base import TargetModel
-from foredraft.model.cache import SlotCache
+from foredraft.model.kv.cache import SlotCache
 
 CATCH_UP = 16
 """Rows further behind than this many tokens catch up in their own forward, so that the others need no padding. On an

@@ -7,10 +7,10 @@ from torch import Tensor
 
 from foredraft.core.drafter import Room, View
 from foredraft.model.base import TargetModel
-from foredraft.model.cache import SlotCache, bucket
+from foredraft.model.kv.cache import SlotCache, bucket
 from foredraft.model.prefill import CATCH_UP, CHUNK, prefill
-from foredraft.model.replay import Replay, Sizes
-from foredraft.model.replay_rows import replay_for
+from foredraft.model.recording.replay import Replay, Sizes
+from foredraft.model.recording.replay_rows import replay_for
 
 
 class ReadRows:

@@ -5,10 +5,10 @@ from math import ceil
 
 from foredraft.core.errors import OptionError
 from foredraft.core.options import check_least
-from foredraft.model.cache import bucket
+from foredraft.model.kv.cache import bucket
+from foredraft.model.loading.sizes import ModelSizes, model_sizes
 from foredraft.model.memory import format_bytes
 from foredraft.model.prefill import CATCH_UP
-from foredraft.model.sizes import ModelSizes, model_sizes
 
 HEADROOM = 0.1
 """Share of a device's memory that is left to activations, kernels and fragments."""

@@ -24,7 +24,7 @@ from pydantic import BaseModel
 from foredraft.core.errors import OptionError
 from foredraft.core.sampling.grammar import Grammar
 from foredraft.engine.results import Result
-from foredraft.model.grammar import CompiledGrammar, GrammarCompiler
+from foredraft.model.text.grammar import CompiledGrammar, GrammarCompiler
 from foredraft.serve.convert import Converter
 from foredraft.serve.errors import ApiError
 from foredraft.serve.limited_calls import Failed, LimitedCalls, Limits, TookTooLong

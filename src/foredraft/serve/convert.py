@@ -9,7 +9,7 @@ from typing import Any
 from foredraft.core.errors import PromptError
 from foredraft.core.sampling.grammar import Grammar
 from foredraft.core.sampling.params import MOST_ENDS, SamplingParams
-from foredraft.model.tokenizer import Tokenizer
+from foredraft.model.text.tokenizer import Tokenizer
 from foredraft.serve.errors import ApiError
 from foredraft.serve.grammars import chat_grammar, grammar_of
 from foredraft.serve.job import Job

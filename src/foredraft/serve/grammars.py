@@ -5,7 +5,7 @@ from typing import Any
 
 from foredraft.core.errors import OptionError
 from foredraft.core.sampling.grammar import Grammar
-from foredraft.model.json_schema import enforceable
+from foredraft.model.text.json_schema import enforceable
 from foredraft.serve.errors import ApiError
 from foredraft.serve.schema import ChatRequest, Function, Generation, NamedTool, ResponseFormat, StructuredOutputs
 from foredraft.serve.tools import CLOSE, OPEN

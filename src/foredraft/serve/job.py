@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from foredraft.core.sampling.params import SamplingParams
-from foredraft.model.grammar import CompiledGrammar
+from foredraft.model.text.grammar import CompiledGrammar
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from foredraft.core.stats import DecodeStats
 from foredraft.engine.detokenizer import IncrementalText
 from foredraft.engine.request import TokenLogprobs
 from foredraft.engine.results import Result
-from foredraft.model.tokenizer import Tokenizer
+from foredraft.model.text.tokenizer import Tokenizer
 from foredraft.serve.answers import (
     Answer,
     CalledFunction,

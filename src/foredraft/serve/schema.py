@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from foredraft.core.errors import OptionError
 from foredraft.core.sampling.params import check_known
-from foredraft.model.tokenizer import ChatEnding
+from foredraft.model.text.tokenizer import ChatEnding
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]

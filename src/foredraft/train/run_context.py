@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from foredraft.core.errors import DataError, OptionError
 from foredraft.core.io import fingerprint
-from foredraft.model.hf import CausalLM
-from foredraft.model.load import Loaded, load_model
+from foredraft.model.hf.causal_lm import CausalLM
+from foredraft.model.loading.load import Loaded, load_model
 from foredraft.train import devices
 from foredraft.train.checkpoint import check_resume, lock_folder
 from foredraft.train.data.batches import LiveFeatures, TrainBatches

@@ -13,7 +13,7 @@ from torch import Tensor
 import tiny
 from foredraft.core.errors import DrafterError, ForedraftError
 from foredraft.heads.formats import Head, load_head, save_head
-from foredraft.model.hf import CausalLM
+from foredraft.model.hf.causal_lm import CausalLM
 
 H, V, VD, INNER, HEADS, KV, LAYERS = 32, 96, 40, 48, 4, 16, 8
 """Hidden size, vocabulary, draft vocabulary, inner size, attention heads, width of keys, layers of the target."""

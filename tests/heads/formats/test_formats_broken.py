@@ -15,8 +15,8 @@ from torch import Tensor
 import tiny
 from foredraft.core.errors import DrafterError, ModelError
 from foredraft.heads.formats import inspect_head, load_head
-from foredraft.model.hf import CausalLM
-from foredraft.model.hub import fetch
+from foredraft.model.hf.causal_lm import CausalLM
+from foredraft.model.hf.hub import fetch
 
 
 @pytest.fixture(scope="module")

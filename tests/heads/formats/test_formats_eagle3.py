@@ -14,7 +14,7 @@ import tiny
 from foredraft.core.errors import DrafterError
 from foredraft.heads.formats import default_format, inspect_head, load_head
 from foredraft.heads.nets.eagle import Eagle3
-from foredraft.model.hf import CausalLM
+from foredraft.model.hf.causal_lm import CausalLM
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from foredraft.heads.nets.eagle import Eagle
 from foredraft.heads.nets.hydra import Hydra
 from foredraft.heads.nets.medusa import Blockwise, Medusa
 from foredraft.heads.nets.target_parts import FINAL
-from foredraft.model.hf import CausalLM
+from foredraft.model.hf.causal_lm import CausalLM
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import random_heads as heads
 from foredraft.drafters.eagle3 import Eagle3Drafter, Options
 from foredraft.heads.nets.eagle import Eagle3
 from foredraft.heads.nets.target_parts import FINAL, member_mask, offsets_of, vocabulary_of
-from foredraft.model.head_parts import block_like, rotary_of
+from foredraft.model.hf.head_parts import block_like, rotary_of
 
 DEPTH, TOP_K = 3, 3
 

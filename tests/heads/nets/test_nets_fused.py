@@ -8,8 +8,8 @@ import random_heads as heads
 import tiny
 from foredraft.heads.nets.blocks import Rotary, fuse
 from foredraft.heads.nets.ttt_attention import Unrolled
-from foredraft.model.cpu_linear import PackedWeights, packing_works
-from foredraft.model.hf import CausalLM
+from foredraft.model.hf.causal_lm import CausalLM
+from foredraft.model.linear.packed import PackedWeights, packing_works
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from foredraft.core.draft import Draft
 from foredraft.core.drafter import Drafter, Plan, View
 from foredraft.engine.policy import Constant
 from foredraft.heads.nets.blocks import BlockConfig, Rotary
-from foredraft.model.hf import CausalLM
+from foredraft.model.hf.causal_lm import CausalLM
 
 VOCAB, LAYERS = 16, 4
 CLOSE, FAR = 1e-5, 1e-3

@@ -14,8 +14,8 @@ from foredraft.core.io import shortened
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.stats import DecodeStats
 from foredraft.engine.generator import Generator
-from foredraft.model.hf_baseline import HFBaseline
-from foredraft.model.load import load_model
+from foredraft.model.hf.baseline import HFBaseline
+from foredraft.model.loading.load import load_model
 
 STOCK = {
     "transformers": "transformers' generate",

@@ -15,9 +15,9 @@ from foredraft.core.errors import DataError, OptionError
 from foredraft.core.io import atomic_write_text, json_lines
 from foredraft.core.theory import acceptance
 from foredraft.model.base import TargetModel
-from foredraft.model.masks import address_segments
+from foredraft.model.kv.masks import address_segments
+from foredraft.model.partial.skipping import LayeredLM, LayerSkipLM, layers_of
 from foredraft.model.prefill import prefill
-from foredraft.model.skipping import LayeredLM, LayerSkipLM, layers_of
 
 _BATCH = 8
 """Samples per forward."""

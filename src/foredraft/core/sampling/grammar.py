@@ -1,4 +1,4 @@
-"""Grammars that an output must match, as values. For how they are compiled see ``model/grammar.py``."""
+"""Grammars that an output must match, as values. For how they are compiled see ``model/text/grammar.py``."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -9,10 +9,10 @@ from foredraft.core.drafter import Drafter, Rewindable
 from foredraft.core.errors import DrafterError
 from foredraft.core.options import entries
 from foredraft.model.base import TargetModel
-from foredraft.model.cache import SlotCache
-from foredraft.model.hf import CausalLM
-from foredraft.model.replay import Replay
-from foredraft.model.tokenizer import Tokenizer
+from foredraft.model.hf.causal_lm import CausalLM
+from foredraft.model.kv.cache import SlotCache
+from foredraft.model.recording.replay import Replay
+from foredraft.model.text.tokenizer import Tokenizer
 
 
 class DraftModelFiles(NamedTuple):

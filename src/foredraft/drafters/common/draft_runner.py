@@ -13,13 +13,13 @@ from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.tree_builder import TreeBuilder
 from foredraft.engine.nested_loop import NestedLoop
 from foredraft.model.base import TargetModel, widened
-from foredraft.model.cache import SlotCache
+from foredraft.model.kv.cache import SlotCache
 from foredraft.model.native.head import engine_of
 from foredraft.model.native.runner import Engine
 from foredraft.model.prefill import prefill
 from foredraft.model.read_rows import ReadRows
-from foredraft.model.replay import EAGER, Replay, Sizes
-from foredraft.model.replay_rows import run_rows
+from foredraft.model.recording.replay import EAGER, Replay, Sizes
+from foredraft.model.recording.replay_rows import run_rows
 
 T = TypeVar("T")
 

@@ -21,10 +21,10 @@ from foredraft.drafters.common.templates import best_template
 from foredraft.drafters.common.tree_builder import Level, TreeBuilder
 from foredraft.drafters.common.tree_ops import at_places
 from foredraft.heads.nets.eagle import EagleNet
-from foredraft.model.cpu_linear import any_weight
-from foredraft.model.masks import StepIn, Visible
+from foredraft.model.kv.masks import StepIn, Visible
+from foredraft.model.linear.packed import any_weight
 from foredraft.model.native.head import engine_of, head_layers
-from foredraft.model.replay import EAGER, Replay
+from foredraft.model.recording.replay import EAGER, Replay
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

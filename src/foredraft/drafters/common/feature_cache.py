@@ -16,17 +16,17 @@ from foredraft.core.draft import Draft, Verdict
 from foredraft.core.drafter import NO_ROOM, Room, StepOut, View
 from foredraft.core.transfer import to_device
 from foredraft.core.tree import TokenTree
-from foredraft.model.attention import masked_attention, runs_kernel
-from foredraft.model.cache import SlotCache, SlotView, bucket, persistent_zeros
-from foredraft.model.cpu_linear import any_weight
+from foredraft.model.attention.slot_attention import masked_attention, runs_kernel
 from foredraft.model.head_layers import Layers
-from foredraft.model.masks import Layout, StepIn, address, extent_of
+from foredraft.model.kv.cache import SlotCache, SlotView, bucket, persistent_zeros
+from foredraft.model.kv.masks import Layout, StepIn, address, extent_of
+from foredraft.model.linear.packed import any_weight
 from foredraft.model.native.drafting import TreeSize
 from foredraft.model.native.head import HeadLayers
 from foredraft.model.prefill import CHUNK
 from foredraft.model.read_rows import ReadRows
-from foredraft.model.replay import EAGER, Replay
-from foredraft.model.replay_rows import run_rows
+from foredraft.model.recording.replay import EAGER, Replay
+from foredraft.model.recording.replay_rows import run_rows
 
 _FUSED = 0
 """The key of features in what ``fuse`` returns, where hidden states have their layer."""

@@ -11,8 +11,8 @@ from foredraft.core.draft import Verdict
 from foredraft.core.drafter import Room, StepOut, View
 from foredraft.drafters.common.feature_cache import DraftState
 from foredraft.heads.nets.target_parts import FINAL
-from foredraft.model.replay import EAGER, Replay
-from foredraft.model.replay_rows import run_rows
+from foredraft.model.recording.replay import EAGER, Replay
+from foredraft.model.recording.replay_rows import run_rows
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from foredraft.core.drafter import View
 from foredraft.core.transfer import to_device
 from foredraft.engine.prefix_cache import common_prefix
-from foredraft.model.vocab_mapping import VocabMapping
+from foredraft.model.text.vocab_mapping import VocabMapping
 
 _TRIES = 8
 """Split positions tried each time."""

@@ -12,11 +12,11 @@ from foredraft.core.drafter import Needs, Plan, Rewindable, StepOut, View
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.chain import ChainLimits, ChainOptions, build_chain
 from foredraft.model.base import TargetModel, widened
-from foredraft.model.cache import SlotCache
-from foredraft.model.masks import StepIn
-from foredraft.model.replay import EAGER, Replay, Sizes
-from foredraft.model.replay_rows import replay_for, run_rows
-from foredraft.model.skipping import LayerSkipLM
+from foredraft.model.kv.cache import SlotCache
+from foredraft.model.kv.masks import StepIn
+from foredraft.model.partial.skipping import LayerSkipLM
+from foredraft.model.recording.replay import EAGER, Replay, Sizes
+from foredraft.model.recording.replay_rows import replay_for, run_rows
 
 
 class SelfSpeculativeDrafter(Rewindable):

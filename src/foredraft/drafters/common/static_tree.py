@@ -27,7 +27,7 @@ from foredraft.drafters.common.tree_ops import at_places
 from foredraft.heads.nets.hydra import Hydra
 from foredraft.heads.nets.medusa import Medusa
 from foredraft.heads.nets.target_parts import FINAL
-from foredraft.model.cpu_linear import any_weight
+from foredraft.model.linear.packed import any_weight
 from foredraft.model.native.head import engine_of
 
 

@@ -19,7 +19,7 @@ from foredraft.core.errors import OptionError
 from foredraft.core.transfer import to_device
 from foredraft.drafters.common.draft_runner import DraftRunner
 from foredraft.model.base import TargetModel
-from foredraft.model.replay import EAGER, Replay
+from foredraft.model.recording.replay import EAGER, Replay
 
 
 @final

@@ -17,11 +17,11 @@ from foredraft.heads.nets.hydra import Hydra
 from foredraft.heads.nets.medusa import Medusa
 from foredraft.heads.nets.target_parts import FINAL
 from foredraft.heads.nets.ttt_attention import Unrolled, take
-from foredraft.model.cpu_linear import copy_weights, plain_copy
-from foredraft.model.head_parts import parts_of
-from foredraft.model.hf import CausalLM
+from foredraft.model.hf.causal_lm import CausalLM
+from foredraft.model.hf.head_parts import parts_of
+from foredraft.model.hf.taps import body
+from foredraft.model.linear.packed import copy_weights, plain_copy
 from foredraft.model.native.model import NativeLM
-from foredraft.model.taps import body
 
 N = TypeVar("N", bound=nn.Module)
 

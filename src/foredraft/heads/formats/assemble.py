@@ -17,7 +17,7 @@ from foredraft.heads.nets.hydra import Hydra, HydraConfig
 from foredraft.heads.nets.medusa import Blockwise, Medusa, MedusaConfig
 from foredraft.heads.nets.target_parts import TargetParts
 from foredraft.model.base import TargetModel
-from foredraft.model.head_parts import rotary_of
+from foredraft.model.hf.head_parts import rotary_of
 
 _HARMLESS = re.compile(r"(^|\.)(rotary_emb\.)?inv_freq$")
 """Rotary frequencies that old code stored as weights; they follow from the config."""

@@ -12,7 +12,7 @@ from foredraft.heads.formats.info import Contents, ExportOptions
 from foredraft.heads.formats.layers import KEY, default_taps
 from foredraft.heads.nets.eagle import Eagle3
 from foredraft.heads.nets.target_parts import member_mask, offsets_of
-from foredraft.model.hub import TRANSFORMERS
+from foredraft.model.hf.hub import TRANSFORMERS
 
 SPECULATIVE_TOKENS = 5
 """The default draft length that a speculators file gives vLLM; users can override it."""

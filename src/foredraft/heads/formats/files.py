@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from foredraft.core.errors import DrafterError, first_line
-from foredraft.model.hub import fetch
+from foredraft.model.hf.hub import fetch
 
 _KNOWN = ("model", "pytorch_model", "medusa_lm_head", "hydra_lm_head")
 _ENDINGS = (".safetensors", ".bin", ".pt")

@@ -14,8 +14,8 @@ from foredraft.heads.formats.native import accuracies_of, block_from
 from foredraft.heads.nets.blocks import BlockConfig
 from foredraft.heads.nets.hydra import Hydra, HydraConfig
 from foredraft.model.base import TargetModel
-from foredraft.model.head_parts import block_like
-from foredraft.model.hub import TRANSFORMERS
+from foredraft.model.hf.head_parts import block_like
+from foredraft.model.hf.hub import TRANSFORMERS
 
 PLAIN, PLUS = "Hydra", "Hydra++"
 _PREFIX = "prefix_embeding_layer."  # sic

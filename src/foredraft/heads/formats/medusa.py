@@ -13,7 +13,7 @@ from foredraft.heads.formats.info import Contents, ExportOptions, Overrides, Rea
 from foredraft.heads.formats.native import accuracies_of
 from foredraft.heads.nets.medusa import Medusa, MedusaConfig
 from foredraft.model.base import TargetModel
-from foredraft.model.hub import TRANSFORMERS
+from foredraft.model.hf.hub import TRANSFORMERS
 
 FIRST, SECOND_VERSION, SECOND = "Medusa-1", "Medusa-1 version 2", "Medusa-2"
 _PREFIX = "medusa_head."

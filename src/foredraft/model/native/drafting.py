@@ -12,7 +12,7 @@ from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import View
 from foredraft.core.openmp import kernel_threads
 from foredraft.core.tree import TokenTree
-from foredraft.model.cache import SlotCache
+from foredraft.model.kv.cache import SlotCache
 from foredraft.model.native import library as c
 from foredraft.model.native.runner import MOST_GUESSES, Runner
 

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from foredraft.model.support import layout_of
+from foredraft.model.hf.support import layout_of
 
 NO_HEAD_NORM, EACH_HEAD, ALL_HEADS = range(3)
 

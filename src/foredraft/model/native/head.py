@@ -13,9 +13,9 @@ from foredraft.core.drafter import View
 from foredraft.heads.nets.blocks import Block, BlockConfig, Rotary
 from foredraft.heads.nets.eagle import Eagle, Eagle3, EagleNet, MidLayer
 from foredraft.heads.nets.hydra import Prefix
-from foredraft.model.cache import SlotCache
 from foredraft.model.head_layers import Layers
-from foredraft.model.masks import StepIn
+from foredraft.model.kv.cache import SlotCache
+from foredraft.model.kv.masks import StepIn
 from foredraft.model.native import library as c
 from foredraft.model.native.drafting import TreeDrafter, TreeSize, Unread
 from foredraft.model.native.families import ACTIVATIONS, Frequencies

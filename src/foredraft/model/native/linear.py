@@ -5,9 +5,9 @@ from typing import Any, final
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from foredraft.model.linear.repackable import Repackable
 from foredraft.model.native.runner import Engine
 from foredraft.model.native.weights import Arena, PackedMatrix
-from foredraft.model.repackable import Repackable
 
 HEAD_BITS = 8
 """Of a head's weights."""

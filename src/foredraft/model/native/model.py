@@ -17,13 +17,13 @@ from foredraft.core.rng import Choose, Exponentials
 from foredraft.core.tree import TokenTree
 from foredraft.heads.nets.target_parts import FINAL, TargetParts
 from foredraft.model.base import TargetModel
-from foredraft.model.cache import SlotCache
-from foredraft.model.masks import StepIn, address
+from foredraft.model.hf.support import context_of, layout_of
+from foredraft.model.kv.cache import SlotCache
+from foredraft.model.kv.masks import StepIn, address
 from foredraft.model.native import library as c
 from foredraft.model.native.decoder import NO_SKIPS, Decoder, Skips
 from foredraft.model.native.runner import Engine, Runner, RunnerShape
 from foredraft.model.native.weights import PackedMatrix
-from foredraft.model.support import context_of, layout_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

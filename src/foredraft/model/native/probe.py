@@ -9,13 +9,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from foredraft.core.errors import ModelError, first_line
-from foredraft.model.hf import MODEL_ERRORS
-from foredraft.model.hub import quiet
+from foredraft.model.hf.causal_lm import MODEL_ERRORS
+from foredraft.model.hf.hub import quiet
+from foredraft.model.hf.taps import Taps
 from foredraft.model.native.decoder import Decoder, PackedLayer
 from foredraft.model.native.families import FAMILIES
 from foredraft.model.native.model import NativeLM
 from foredraft.model.native.weights import PackedMatrix
-from foredraft.model.taps import Taps
 
 _TOKENS = 24
 

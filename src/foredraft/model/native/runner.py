@@ -10,8 +10,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from foredraft.core.openmp import kernel_threads
-from foredraft.model.cache import SlotCache
-from foredraft.model.masks import StepIn
+from foredraft.model.kv.cache import SlotCache
+from foredraft.model.kv.masks import StepIn
 from foredraft.model.native import library as c
 from foredraft.model.native.families import Frequencies
 from foredraft.model.native.weights import PackedMatrix

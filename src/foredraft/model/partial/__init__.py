@@ -1,1 +1,1 @@
-"""A target that drafts over a part of its own KV cache."""
+"""Drafts by a part of the target itself: a part of its KV cache, or some of its layers."""

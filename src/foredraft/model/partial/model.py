@@ -17,14 +17,14 @@ from foredraft.core.drafter import Room, StepOut
 from foredraft.core.errors import ModelError
 from foredraft.core.transfer import to_device
 from foredraft.core.tree import TokenTree
-from foredraft.model.attention import AttentionObserver
+from foredraft.model.attention.slot_attention import AttentionObserver
 from foredraft.model.base import TargetModel
-from foredraft.model.cache import PassthroughView, SlotCache, SlotView
-from foredraft.model.hf import CausalLM
-from foredraft.model.masks import StepIn, address
+from foredraft.model.hf.causal_lm import CausalLM
+from foredraft.model.hf.support import UNBOUNDED
+from foredraft.model.kv.cache import PassthroughView, SlotCache, SlotView
+from foredraft.model.kv.masks import StepIn, address
 from foredraft.model.partial.attention_scores import AttentionScores
 from foredraft.model.partial.kv_selection import Selection
-from foredraft.model.support import UNBOUNDED
 
 _SHORT = 32
 """Rows with at most this many new tokens are copied in one indexed copy; longer ones as one slice each."""

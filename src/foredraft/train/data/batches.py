@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from foredraft.core.errors import DataError
-from foredraft.model.hf import CausalLM
+from foredraft.model.hf.causal_lm import CausalLM
 from foredraft.train.data.tokens import TokenStore
 from foredraft.train.recipe import TrainBatch
 

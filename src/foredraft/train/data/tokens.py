@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from foredraft.core.errors import DataError
-from foredraft.model.tokenizer import Tokenizer
+from foredraft.model.text.tokenizer import Tokenizer
 from foredraft.train.data.sources import Sample, files_of, read_sources, template_error
 
 _BATCH = 256  # documents per tokenizer call

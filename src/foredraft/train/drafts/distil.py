@@ -16,9 +16,9 @@ from foredraft.core.divergence import jensen_shannon, kl, reverse_kl
 from foredraft.core.errors import OptionError
 from foredraft.core.sampling.params import check_known
 from foredraft.heads.nets.target_parts import FINAL
-from foredraft.model.head_parts import parts_of
-from foredraft.model.hf import CausalLM
-from foredraft.model.taps import body
+from foredraft.model.hf.causal_lm import CausalLM
+from foredraft.model.hf.head_parts import parts_of
+from foredraft.model.hf.taps import body
 from foredraft.train.checkpoint import Report
 from foredraft.train.losses import weighted_mean
 from foredraft.train.options import LoopOptions

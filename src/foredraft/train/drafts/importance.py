@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from foredraft.heads.nets.pruning_masks import Kept, Masks, Sizes, top_parts, uniform_masks
-from foredraft.model.head_parts import parts_of
-from foredraft.model.pruning import Masking, sizes_of
-from foredraft.model.taps import body
+from foredraft.model.hf.head_parts import parts_of
+from foredraft.model.hf.pruning import Masking, sizes_of
+from foredraft.model.hf.taps import body
 from foredraft.train.losses import weighted_mean
 from foredraft.train.partial import Partial
 from foredraft.train.recipe import TrainBatch

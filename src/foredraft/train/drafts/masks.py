@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from foredraft.heads.nets.pruning_masks import Lagrange, Masks, PruningMasks, Sizes
 from foredraft.heads.nets.target_parts import FINAL
-from foredraft.model.head_parts import parts_of
-from foredraft.model.pruning import Masking, sizes_of
-from foredraft.model.taps import body
+from foredraft.model.hf.head_parts import parts_of
+from foredraft.model.hf.pruning import Masking, sizes_of
+from foredraft.model.hf.taps import body
 from foredraft.train.drafts.distil import Teacher
 from foredraft.train.recipe import Recipe, TrainBatch
 

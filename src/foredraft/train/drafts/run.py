@@ -11,11 +11,11 @@ from foredraft.core.errors import DataError, OptionError
 from foredraft.core.io import atomic_write, fingerprint, provenance, short
 from foredraft.core.sampling.params import check_known
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
-from foredraft.model.hf import CausalLM
-from foredraft.model.load import load_model
+from foredraft.model.hf.causal_lm import CausalLM
+from foredraft.model.hf.pruning import sizes_of
+from foredraft.model.loading.load import load_model
 from foredraft.model.native.model import NativeLM
-from foredraft.model.pruning import sizes_of
-from foredraft.model.tokenizer import Tokenizer, check_same_tokenizer
+from foredraft.model.text.tokenizer import Tokenizer, check_same_tokenizer
 from foredraft.train.checkpoint import Report
 from foredraft.train.data.batches import TrainBatches
 from foredraft.train.data.tokens import TokenStore

@@ -15,7 +15,7 @@ from foredraft.heads import formats
 from foredraft.heads.formats.medusa import write_second
 from foredraft.heads.nets.hydra import HydraConfig
 from foredraft.heads.nets.medusa import Medusa, MedusaConfig
-from foredraft.model.load import Loaded, quiet
+from foredraft.model.loading.load import Loaded, quiet
 from foredraft.train.heads.validate import rank_accuracies
 from foredraft.train.recipe import TrainBatch
 

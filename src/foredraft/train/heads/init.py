@@ -12,10 +12,10 @@ from foredraft.heads.nets.blocks import Attention
 from foredraft.heads.nets.eagle import Eagle, Eagle3, Eagle3Config, EagleConfig
 from foredraft.heads.nets.hydra import Hydra, HydraConfig
 from foredraft.heads.nets.medusa import Blockwise, BlockwiseConfig, Medusa, MedusaConfig
-from foredraft.model.head_parts import block_like, output_weight, parts_of, rotary_of
-from foredraft.model.hf import CausalLM
+from foredraft.model.hf.causal_lm import CausalLM
+from foredraft.model.hf.head_parts import block_like, output_weight, parts_of, rotary_of
+from foredraft.model.hf.taps import body, decoder_layers
 from foredraft.model.memory import is_plain
-from foredraft.model.taps import body, decoder_layers
 
 
 def new_eagle(target: CausalLM, warm: bool = True) -> Eagle:

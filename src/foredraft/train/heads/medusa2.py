@@ -18,8 +18,8 @@ from foredraft.core.errors import OptionError
 from foredraft.core.sampling.params import check_known
 from foredraft.heads.nets.medusa import Medusa
 from foredraft.heads.nets.target_parts import FINAL
-from foredraft.model.hf import CausalLM
-from foredraft.model.taps import body
+from foredraft.model.hf.causal_lm import CausalLM
+from foredraft.model.hf.taps import body
 from foredraft.train.heads import medusa_hydra as heads
 from foredraft.train.losses import kl, weighted_mean
 from foredraft.train.recipe import Recipe, TrainBatch, recompute

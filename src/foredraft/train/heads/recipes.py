@@ -11,7 +11,7 @@ from foredraft.core.drafter import Drafter
 from foredraft.heads.nets.eagle import Eagle, Eagle3
 from foredraft.heads.nets.hydra import Hydra
 from foredraft.heads.nets.medusa import Blockwise, Medusa
-from foredraft.model.hf import CausalLM
+from foredraft.model.hf.causal_lm import CausalLM
 from foredraft.train.heads import eagle, eagle3, init as start, medusa2, medusa_hydra as heads
 from foredraft.train.options import HeadShape
 from foredraft.train.recipe import Recipe

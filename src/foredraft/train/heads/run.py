@@ -13,8 +13,8 @@ from foredraft.core.sampling.params import check_known
 from foredraft.heads.formats import load_head
 from foredraft.heads.nets.target_parts import FINAL
 from foredraft.model.base import TargetModel
-from foredraft.model.hf import CausalLM
-from foredraft.model.load import resolve
+from foredraft.model.hf.causal_lm import CausalLM
+from foredraft.model.loading.load import resolve
 from foredraft.train.checkpoint import Report, check_resume
 from foredraft.train.data.batches import TrainBatches
 from foredraft.train.data.tokens import TokenStore

@@ -12,7 +12,7 @@ from foredraft.engine.policy import Constant
 from foredraft.heads.nets.hydra import Hydra
 from foredraft.heads.nets.medusa import Medusa
 from foredraft.heads.nets.target_parts import FINAL
-from foredraft.model.hf import CausalLM
+from foredraft.model.hf.causal_lm import CausalLM
 from foredraft.train.data.batches import TrainBatches
 from foredraft.train.devices import autocast
 from foredraft.train.heads.medusa_hydra import logits_ahead

@@ -1,0 +1,1 @@
+"""Attention over slots: transformers' interface, and a kernel for trees."""

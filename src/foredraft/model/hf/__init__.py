@@ -1,0 +1,1 @@
+"""Models of transformers behind the ``TargetModel`` forward, and what only they have."""

@@ -1,0 +1,1 @@
+"""The slot cache of keys and values, and the addresses of tree nodes in it."""

@@ -1,0 +1,343 @@
+"""The slot cache: keys and values of many rows of different lengths, addressed by slot.
+
+A committed token is in the slot of its position; tree nodes are in the slots after the committed ones. Rollback needs
+no work, since slots past a row's length are never attended to; keeping a branch is one move. So one mechanism serves
+ragged batches, trees, rollback and continuous batching.
+"""
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+from foredraft.core.drafter import NO_ROOM, Room
+from foredraft.core.errors import ModelError
+from foredraft.core.transfer import to_device
+from foredraft.model.kv.masks import StepIn
+
+_log = logging.getLogger(__name__)
+
+BUCKET = 256
+"""Slots are allocated in multiples of this, so that shapes change rarely."""
+
+
+class _Kind(NamedTuple):
+    """Buffers of one kind share an allocation."""
+
+    heads: int
+    width: int
+    dtype: torch.dtype
+    device: torch.device
+
+
+@dataclass(slots=True)
+class _Group:
+    """Buffers of one kind in one allocation: ``buffer[i]`` is that of ``places[i]``, a list of buffers and a layer."""
+
+    kind: _Kind
+    places: list[tuple[list[Tensor | None], int]]
+    buffer: Float[Tensor, "G R K S E"]
+    starts: Int[Tensor, "G R K"]
+    """Where each head's slots begin in the buffer, in slots."""
+
+    @classmethod
+    def allocate(cls, kind: _Kind, places: list[tuple[list[Tensor | None], int]], rows: int, slots: int) -> "_Group":
+        shape = (len(places), rows, kind.heads)
+        like = torch.empty(0, dtype=kind.dtype, device=kind.device)
+        buffer = persistent_zeros(like, *shape, slots, kind.width)
+        with torch.inference_mode(False):
+            starts = (torch.arange(math.prod(shape), device=kind.device) * slots).view(shape)
+            for (buffers, layer), own in zip(places, buffer, strict=True):
+                buffers[layer] = own
+        return cls(kind, places, buffer, starts)
+
+    def resized(self, rows: int, slots: int, used: int) -> "_Group":
+        """A larger one with the contents of the first ``used`` slots; the old one is freed first if both do not fit."""
+        old = self.buffer[:, :, :, :used]
+        try:
+            group = _Group.allocate(self.kind, self.places, rows, slots)
+        except torch.OutOfMemoryError:
+            old = old.cpu()
+            for buffers, layer in self.places:
+                buffers[layer] = None
+            del self.buffer
+            group = _Group.allocate(self.kind, self.places, rows, slots)
+        group.buffer[:, : old.shape[1], :, :used] = old
+        return group
+
+    def compact(
+        self, lines: slice | Int[Tensor, "B"], sources: Int[Tensor, "B D"], targets: Int[Tensor, "B D"]
+    ) -> None:
+        starts = self.starts[:, lines, :, None]
+        states = self.buffer.view(-1, self.kind.width)
+        moved = states.index_select(0, (starts + sources[:, None]).flatten())
+        states.index_copy_(0, (starts + targets[:, None]).flatten(), moved)
+
+
+class SlotCache:
+    """Keys and values of each layer, ``[R, heads, S, head_dim]``, allocated by the first forward that writes.
+
+    ``rows`` and ``slots`` only grow while there are rows. The engine reserves what requests may need when it admits
+    them, so nothing is reallocated while they run, nor when others follow that need as much. On a CPU, memory is
+    committed when it is first written to, so a high limit costs a short output nothing.
+
+    A row keeps its number but not its place: ``arrange`` moves rows, so that a forward reads them as one slice, without
+    a copy.
+
+    ``version`` grows when buffers are allocated or freed.
+
+    Args:
+        limit: the most slots.
+        like: a cache of the same model that has been written to. Buffers of one kind are then one allocation, so that
+            a change of rows or slots takes two kernels, not two for each layer.
+    """
+
+    def __init__(self, layers: int, limit: int | None = None, like: "SlotCache | None" = None) -> None:
+        self.rows = 0
+        self.slots = 0
+        self.version = 0
+        self._limit = limit
+        self._used = 0  # slots after these have never been written to
+        self._lines: list[int] = []  # where each row is in the buffers
+        self._order: list[int] = []  # the row in each line
+        self._changing = False  # the buffers are being allocated, or that was interrupted
+        self._kinds: list[tuple[_Kind, _Kind] | None] = [None] * layers if like is None else [*like._kinds]
+        self._groups: list[_Group] = []
+        self._keys: list[Tensor | None] = [None] * layers
+        self._values: list[Tensor | None] = [None] * layers
+
+    def reserve(self, rows: int, slots: int, room: Room = NO_ROOM) -> None:
+        """Make room for row numbers below ``rows`` and slots below ``slots``, keeping the contents.
+
+        Args:
+            room: what will be needed later; it is allocated now, so that nothing is reallocated in between.
+        """
+        limit = slots if self._limit is None else self._limit
+        asked = Room(max(rows, room.rows), bucket(max(slots, room.slots)))
+        if self._limit is not None:
+            asked = Room(asked.rows, min(asked.slots, limit))
+        if not self._lines and (asked.rows > self.rows or asked.slots != self.slots):
+            self.free()
+        used, self._used = self._used, max(self._used, min(slots, limit))
+        rows, slots = max(asked.rows, self.rows), max(asked.slots, self.slots)
+        self._lines += range(len(self._lines), rows)
+        self._order += range(len(self._order), rows)
+        if (rows, slots) == self.room:
+            return
+        _log.debug("The cache has %d rows of %d slots.", rows, slots)
+        self._changing = True
+        self.version += 1
+        self.rows, self.slots = rows, slots
+        for index, group in enumerate(self._groups):
+            self._groups[index] = group.resized(rows, slots, used)
+        self._changing = False
+
+    @property
+    def room(self) -> Room:
+        """What the buffers are allocated for."""
+        return Room(self.rows, self.slots)
+
+    def clear(self) -> None:
+        """Forget all rows. The memory stays for the next ones, if these need as many slots and no more rows."""
+        self._lines, self._order = [], []
+        if self._changing:
+            self.free()
+
+    def free(self) -> None:
+        """Forget all rows and free the memory."""
+        self.version += 1
+        self._lines, self._order, self._groups = [], [], []
+        self.rows = self.slots = self._used = 0
+        for layer in range(len(self._keys)):
+            self._keys[layer] = self._values[layer] = None
+        self._changing = False
+
+    def arrange(self, rows: Sequence[int]) -> None:
+        """Move these rows to the first lines of the buffers, in this order.
+
+        Rows that are there stay. So in a batch whose last row takes the place of one that has left, one row moves.
+        """
+        for line, row in enumerate(rows):
+            before = self._lines[row]
+            if before != line:
+                other = self._order[line]
+                for group in self._groups:
+                    own, others = (group.buffer[:, each, :, : self._used] for each in (before, line))
+                    kept = others.clone()
+                    others.copy_(own)
+                    own.copy_(kept)
+                self._lines[row], self._lines[other] = line, before
+                self._order[line], self._order[before] = row, other
+
+    def first(self, count: int) -> tuple[int, ...]:
+        """The rows in the first ``count`` lines of the buffers, until the next ``arrange``."""
+        return tuple(self._order[:count])
+
+    def line(self, row: int) -> int:
+        """The index of a row in the buffers, until the next ``arrange``."""
+        return self._lines[row]
+
+    def lines(self, rows: Sequence[int]) -> list[int]:
+        """The index of each row in the buffers, until the next ``arrange``."""
+        return [self._lines[row] for row in rows]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(group.buffer.nbytes for group in self._groups)
+
+    def holds(self, layer: int) -> bool:
+        """Whether this layer has buffers."""
+        return self._keys[layer] is not None
+
+    def write(
+        self, layer: int, key: Float[Tensor, "B K N E"], value: Float[Tensor, "B K N F"], view: "SlotView"
+    ) -> tuple[Float[Tensor, "B K S E"], Float[Tensor, "B K S F"]]:
+        """Store keys and values of N nodes in ``view.slots``; return the first ``view.extent`` slots of these rows, or
+        the buffers (``view.stored``)."""
+        keys, values = self.buffers(layer, key, value)
+        where = view.lines[:, None]
+        keys[where, :, view.slots] = key.transpose(1, 2)
+        values[where, :, view.slots] = value.transpose(1, 2)
+        if view.stored:
+            return keys, values
+        keys, values = keys[:, :, : view.extent], values[:, :, : view.extent]
+        if view.adjacent is not None:
+            return keys[view.adjacent], values[view.adjacent]
+        return keys.index_select(0, view.lines), values.index_select(0, view.lines)
+
+    def stored(self, layer: int) -> tuple[Float[Tensor, "R K S E"], Float[Tensor, "R K S F"]]:
+        """The key and value buffers of a layer.
+
+        Raises:
+            ModelError: nothing has been written yet.
+        """
+        keys, values = self._keys[layer], self._values[layer]
+        if keys is None or values is None:
+            raise ModelError("This cache is empty: run a forward of the prompt first.")
+        return keys, values
+
+    def buffers(
+        self, layer: int, key: Float[Tensor, "B K N E"], value: Float[Tensor, "B K N F"]
+    ) -> tuple[Float[Tensor, "R K S E"], Float[Tensor, "R K S F"]]:
+        """The key and value buffers of a layer, allocated for ``key`` and ``value`` if missing."""
+        if self._keys[layer] is None:
+            if self._kinds[layer] is None:
+                self._kinds[layer] = (_kind_of(key), _kind_of(value))
+            self._allocate()
+        return self.stored(layer)
+
+    def _allocate(self) -> None:
+        """Allocate the buffers of all layers whose kinds are known."""
+        self._changing = True
+        self.version += 1
+        places: dict[_Kind, list[tuple[list[Tensor | None], int]]] = {}
+        for layer, kinds in enumerate(self._kinds):
+            if kinds is not None and self._keys[layer] is None:
+                for kind, buffers in zip(kinds, (self._keys, self._values), strict=True):
+                    places.setdefault(kind, []).append((buffers, layer))
+        self._groups += [_Group.allocate(kind, each, self.rows, self.slots) for kind, each in places.items()]
+        self._changing = False
+
+    def compact(self, rows: Sequence[int], bases: Int[Tensor, "B"], path: Int[Tensor, "B D"]) -> None:
+        """Compact an accepted path: node ``path[b, i]`` moves to slot ``bases[b] + i``.
+
+        ``bases`` are the slots of the roots, which stay; path entries of -1 move nothing.
+        """
+        index = torch.arange(1, path.shape[1], device=path.device)
+        targets = bases[:, None] + index
+        sources = torch.where(path[:, 1:] >= 0, bases[:, None] + path[:, 1:], targets)
+        lines = self.lines(rows)
+        where = _as_slice(lines) or to_device(lines, path.device)
+        for group in self._groups:
+            group.compact(where, sources, targets)
+
+    def fork(self, sources: Sequence[int], targets: Sequence[int], slots: int) -> None:
+        """Copy the first ``slots`` slots of each source row to its target row; all reads precede the writes."""
+        for group in self._groups:
+            read, written = (to_device(self.lines(rows), group.kind.device) for rows in (sources, targets))
+            group.buffer[:, written, :, :slots] = group.buffer[:, read, :, :slots]
+
+    @torch.inference_mode()
+    def zero(self, rows: Sequence[int]) -> None:
+        """Set these rows to zero: slots past a row's end have weight 0, but 0 times NaN would be NaN."""
+        lines = self.lines(rows)
+        for group in self._groups:
+            where = _as_slice(lines) or to_device(lines, group.kind.device)
+            group.buffer[:, where, :, : self._used] = 0
+
+
+class SlotView(Cache):
+    """A ``SlotCache`` as the ``past_key_values`` of one forward of a stock model.
+
+    ``lines``: of the rows in the cache's buffers; ``adjacent``: the same as a slice, if they follow each other.
+    ``stored``: attention reads keys and values as the cache stores them, all rows and slots.
+    """
+
+    def __init__(self, store: SlotCache, step: StepIn, *, stored: bool = False) -> None:
+        super().__init__(layers=[])
+        self.store = store
+        self.slots = step.slots
+        lines, device = store.lines(step.rows), step.slots.device
+        self.adjacent = _as_slice(lines)
+        if self.adjacent is None:
+            self.lines = to_device(lines, device)
+        else:  # without a copy
+            self.lines = torch.arange(self.adjacent.start, self.adjacent.stop, device=device)
+        self.extent = step.extent
+        self.stored = stored
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        return self.store.write(layer_idx, key_states, value_states, self)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Always 0: models derive default positions from it, but positions are always passed."""
+        return 0
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        return self.extent, 0
+
+
+class PassthroughView(SlotView):
+    """The view of a forward with an observer; it stores nothing, since the observer writes the keys and values."""
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        return key_states, value_states
+
+
+def _kind_of(states: Float[Tensor, "B K N E"]) -> _Kind:
+    return _Kind(states.shape[1], states.shape[3], states.dtype, states.device)
+
+
+def _as_slice(lines: Sequence[int]) -> slice | None:
+    """The lines as a slice, if they follow each other."""
+    first, end = lines[0], lines[0] + len(lines)
+    return slice(first, end) if list(lines) == list(range(first, end)) else None
+
+
+def persistent_zeros(like: Tensor, *shape: int) -> Tensor:
+    """Zeros with the dtype and device of ``like`` that outlive a step.
+
+    Tensors allocated under ``inference_mode`` cannot be written outside of it, and compilers reject them. On a CPU, the
+    system hands out zero pages as they are touched; ``torch.zeros`` would touch all of them.
+    """
+    with torch.inference_mode(False):
+        if like.device.type != "cpu" or 0 in shape:
+            return torch.zeros(shape, dtype=like.dtype, device=like.device)
+        untouched = np.zeros(math.prod(shape) * like.itemsize, dtype=np.uint8)
+        return torch.from_numpy(untouched).view(like.dtype).view(shape)
+
+
+def bucket(slots: int) -> int:
+    """``slots`` rounded up to the allocation size."""
+    return -(-slots // BUCKET) * BUCKET

@@ -1,0 +1,1 @@
+"""Packed linear layers for CPUs."""

@@ -1,0 +1,1 @@
+"""From a name to a model: files, checks, the engine that runs it, sizes."""

@@ -1,0 +1,397 @@
+"""Loads models and tokenizers from folders, the hub or the package."""
+
+import copy
+import logging
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils.hub import cached_file
+
+from foredraft.core.errors import ModelError, first_line, kind_of
+from foredraft.model.gguf.config import config_of
+from foredraft.model.gguf.file import GgufFile
+from foredraft.model.gguf.load import empty_model, is_gguf, load_float, own_dtype, weights_of
+from foredraft.model.gguf.tokenizer import UnknownTokenizer, tokenizer_of
+from foredraft.model.gguf.weights import GgufWeights
+from foredraft.model.hf.hub import ACCESS, cached_only, fetch_file, is_hub_name, local_path, quiet
+from foredraft.model.hf.support import check_decoder, check_generates, is_quantised
+from foredraft.model.loading.model_files import check_folder, check_sizes
+from foredraft.model.loading.placement import as_device, as_dtype
+from foredraft.model.loading.quantised import empty_model_of, engine_for, open_folder
+from foredraft.model.memory import available_bytes, format_bytes
+from foredraft.model.native.decoder import Source
+from foredraft.model.native.saved import SavedWeights, saved_weights
+from foredraft.model.text.tokenizer import Tokenizer
+
+BUNDLED = {
+    "sample": "sample-16m",
+    "sample-draft": "draft-4m",
+    "sample-eagle": "sample-eagle",
+    "sample-eagle3": "sample-eagle3",
+    "sample-medusa": "sample-medusa",
+}
+"""Models that ship with the package, by name."""
+
+_log = logging.getLogger(__name__)
+
+_PLACEMENT = {"device_map", "tp_plan", "tp_size", "device_mesh", "distributed_config"}
+"""Options of ``from_pretrained`` that say where weights go; transformers refuses a device map beside a tensor-parallel
+plan."""
+
+_HUB = (*ACCESS, "revision", "trust_remote_code")
+"""Options of ``from_pretrained`` about access to the hub."""
+
+_FILES = {
+    *_HUB,
+    *("subfolder", "gguf_file", "code_revision", "force_download", "proxies"),
+}
+"""Options of ``from_pretrained`` that say which files are read, also for configs and tokenizers."""
+
+_UNKNOWN_OPTION = re.compile(r".*__init__\(\) got an unexpected keyword argument '(\w+)'")
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model with its tokenizer (None if it has none) and its end-of-sequence ids.
+
+    ``file``: the weights of a model that is on the meta device, because the native engine reads them from there.
+    ``weights``: what they were quantised to when they were saved; None if they were not.
+    """
+
+    model: PreTrainedModel
+    tokenizer: Tokenizer | None
+    eos_token_ids: tuple[int, ...]
+    file: GgufWeights | Source | None = None
+    weights: str | None = None
+
+
+def resolve(name: str) -> str:
+    """The folder of a bundled model's name; any other folder or hub name unchanged."""
+    if name in BUNDLED:
+        return str(Path(__file__).parents[2] / "models" / BUNDLED[name])
+    return name
+
+
+def load_model(
+    name: str,
+    *,
+    dtype: str | torch.dtype | None = None,
+    device: str | torch.device | None = None,
+    options: Mapping[str, Any] | None = None,
+    weights: str | None = None,
+    tokenizer: Any = None,
+    native: bool = False,
+) -> Loaded:
+    """Load a causal LM and its tokenizer.
+
+    Args:
+        name: a folder, a hub name, one of ``BUNDLED``, or a GGUF file (on the hub: owner/name/file.gguf).
+        dtype: such as "bfloat16" or ``torch.bfloat16``; by default float32 on a CPU, else the weights' dtype.
+        device: such as "cpu" or "cuda:0"; by default a GPU if available.
+        options: passed to ``from_pretrained`` (quantization_config, revision, device_map, ...).
+        weights: what the model will be quantised to; see ``Loaded.file``.
+        tokenizer: in place of the model's own; see ``as_tokenizer``.
+        native: the caller can run weights of ``foredraft quantize``; see ``Loaded.weights``.
+
+    Raises:
+        ModelError: the model or its weights are missing or damaged, transformers cannot load it as a causal LM, or it
+            has a tokenizer that cannot be loaded.
+    """
+    if saved := _saved(name, device, native):
+        return _load_saved(name, saved, tokenizer)
+    device = str(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    placed: dict[str, Any] = {"dtype": _dtype(dtype, device)}
+    if device != "cpu" and not _PLACEMENT & (options or {}).keys():
+        placed["device_map"] = as_device(device)
+    _log.info("Loading %s for %s in %s.", name, device, str(placed["dtype"]).removeprefix("torch."))
+    if is_gguf(path := resolve(name)):
+        with quiet():
+            return _load_gguf(name, path, {**placed, **(options or {})}, device, weights, tokenizer)
+    path, given = _located(name, {**placed, **(options or {})})
+    with quiet():
+        try:
+            config = _config(path, given)
+            check_decoder(config, name)
+            if not given.get("gguf_file") and (folder := local_path(path)) is not None:
+                check_sizes(folder / (given.get("subfolder") or ""))
+            quantised = weights if device == "cpu" and not options else None
+            if quantised is not None and (found := open_folder(path, config, quantised)):
+                own = as_tokenizer(tokenizer) if tokenizer is not None else _tokenizer(name, path, given)
+                return Loaded(found.model, own, eos_token_ids(found.model, own), found.source)
+            _check_fits(name, config, given, device)
+            loaded: Any = AutoModelForCausalLM.from_pretrained(path, output_loading_info=True, **given)
+            model, info = loaded
+            _check_complete(name, model, info["missing_keys"])
+            if extra := sorted(info["unexpected_keys"]):
+                _log.warning("%d tensors of %s are not used, such as %s.", len(extra), name, extra[0])
+        except ModelError:
+            raise
+        except Exception as error:  # transformers raises many types
+            raise ModelError(_explained(name, path, given, error)) from error
+        own = as_tokenizer(tokenizer) if tokenizer is not None else _tokenizer(name, path, given)
+    return Loaded(model, own, eos_token_ids(model, own))
+
+
+def model_config(name: str) -> PreTrainedConfig:
+    """The config of a causal LM by name, as in ``load_model``.
+
+    Raises:
+        ModelError: there is none, or it cannot be read.
+    """
+    if is_gguf(path := resolve(name)):
+        return config_of(GgufFile(fetch_file(path)))
+    path, given = _located(name, {}, weights=False)
+    with quiet():
+        try:
+            return _config(path, given)
+        except Exception as error:  # transformers raises many types
+            raise ModelError(_explained(name, path, given, error)) from error
+
+
+def _config(path: str, options: Mapping[str, Any]) -> PreTrainedConfig:
+    config: PreTrainedConfig = AutoConfig.from_pretrained(path, **_about_files(options))
+    return config
+
+
+def _about_files(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in options.items() if key in _FILES}
+
+
+def _load_gguf(name: str, path: str, given: dict[str, Any], device: str, weights: str | None, tokenizer: Any) -> Loaded:
+    """A model of the dequantised weights in a GGUF file, or one without data if the native engine reads the file."""
+    file = GgufFile(fetch_file(path, {key: given[key] for key in _HUB if key in given}))
+    config = config_of(file)
+    others = {key: value for key, value in given.items() if key not in _HUB}
+    if others["dtype"] == "auto":
+        others["dtype"] = own_dtype(file)
+    try:
+        own = as_tokenizer(tokenizer) if tokenizer is not None else Tokenizer(tokenizer_of(file))
+    except UnknownTokenizer as error:
+        _log.warning("%s Prompts must be token ids, or pass the original tokenizer.", error)
+        own = None
+    if weights is not None and device == "cpu" and engine_for(model := empty_model(config), weights).name == "native":
+        return Loaded(model, own, eos_token_ids(model, own), weights_of(file, model))
+    _check_fits(name, config, others, device)
+    model = load_float(file, config, others)
+    return Loaded(model, own, eos_token_ids(model, own))
+
+
+def _saved(name: str, device: str | torch.device | None, native: bool) -> SavedWeights | None:
+    """The weights in a local folder of ``foredraft quantize``; None for any other model."""
+    folder = local_path(resolve(name))
+    saved = None if folder is None else saved_weights(folder)
+    if saved is not None and not (native and str(device or "cpu") == "cpu"):
+        raise ModelError(
+            f"{name!r} holds weights of foredraft quantize, which only the CPU engine runs: use the original model."
+        )
+    return saved
+
+
+def _load_saved(name: str, saved: SavedWeights, tokenizer: Any) -> Loaded:
+    """A model without data, whose weights the native engine reads."""
+    path, given = _located(name, {})
+    with quiet():
+        config = _config(path, given)
+        check_decoder(config, name)
+        check_sizes(Path(path))
+        model = empty_model_of(path, config)
+    own = as_tokenizer(tokenizer) if tokenizer is not None else _tokenizer(name, path, given)
+    return Loaded(model, own, eos_token_ids(model, own), saved.source, saved.weights)
+
+
+def _located(name: str, options: Mapping[str, Any], *, weights: bool = True) -> tuple[str, dict[str, Any]]:
+    """The folder or repository of a model, and the options of ``from_pretrained`` that find it there.
+
+    Raises:
+        ModelError: it does not exist, is incomplete or damaged.
+    """
+    path, given = resolve(name), {"trust_remote_code": False, **options}  # by default, transformers would ask
+    if given.get("gguf_file") and find_spec("gguf") is None:
+        raise ModelError("A GGUF file needs the package gguf: pip install 'foredraft[gguf]'.")
+    folder = local_path(path)
+    if folder is not None:
+        _check_local(folder, given, weights)
+        return str(folder), given
+    if not is_hub_name(path):
+        raise ModelError(f"There is no model folder {path!r}.")
+    return path, given | cached_only(path, given)
+
+
+def _check_local(folder: Path, given: Mapping[str, Any], weights: bool) -> None:
+    """Check a local folder, or its subfolder or GGUF file; see ``check_folder``."""
+    if not folder.is_dir():
+        raise ModelError(
+            f"{str(folder)!r} is a file; a model is a folder with config.json and weights, or a GGUF file."
+        )
+    folder = folder / (given.get("subfolder") or "")
+    file = given.get("gguf_file")
+    if file and not (folder / file).is_file():
+        raise ModelError(f"The folder {str(folder)!r} has no file {file!r}.")
+    if not file:
+        check_folder(folder, weights=weights and "state_dict" not in given)
+
+
+def _explained(name: str, path: str, given: Mapping[str, Any], error: Exception) -> str:
+    """Why transformers could not load a model, in one sentence."""
+    reason = first_line(error).rstrip(".:")
+    if local_path(path) is None:
+        return f"There is no folder {name!r}, and downloading it from the hub failed: {reason}."
+    if "ignore_mismatched_sizes" in reason:  # its table of shapes went to the log
+        reason = "its weights do not have the shapes that its config.json requires"
+    elif isinstance(error, StrictDataclassError) and error.__cause__ is not None:  # the validator's name is no reason
+        reason = first_line(error.__cause__).rstrip(".:")
+    elif (option := _UNKNOWN_OPTION.fullmatch(reason)) and option[1] in given:
+        reason = f"from_pretrained has no option {option[1]!r} for this model"
+    elif not isinstance(error, (OSError, ValueError, ImportError, StrictDataclassError)):  # not written for users
+        kind = error.__class__.__name__
+        reason = f"transformers failed with {reason if reason.startswith(kind) else f'{kind}: {reason}'}"
+    return f"Cannot load a causal LM from {name!r}: {reason}."
+
+
+def as_loaded(model: Any, tokenizer: Any = None) -> Loaded:
+    """A model that the caller has loaded, with its tokenizer; see ``unwrapped`` and ``as_tokenizer`` for errors."""
+    plain, own = unwrapped(model), as_tokenizer(tokenizer)
+    check_generates(plain)
+    return Loaded(plain, own, eos_token_ids(plain, own))
+
+
+def unwrapped(model: Any) -> PreTrainedModel:
+    """The transformers model inside a ``torch.compile`` or PEFT wrapper.
+
+    A compiled model is unwrapped to the model before compilation, a PEFT model to the model with its active adapters.
+
+    Raises:
+        ModelError: it is not a transformers model, or PEFT has learned a prompt for it.
+    """
+    if isinstance(model, PreTrainedModel):
+        return model
+    wrapped: Any = model  # PEFT may not be installed
+    if isinstance(model, nn.Module) and "_orig_mod" in dict(model.named_children()):
+        return unwrapped(wrapped._orig_mod)
+    if any(each.__name__ == "PeftModel" for each in model.__class__.__mro__):
+        if wrapped.active_peft_config.is_prompt_learning:
+            raise ModelError(
+                "PEFT's learned prompts are not part of the model, so drafts for this model cannot be verified."
+            )
+        return unwrapped(wrapped.get_base_model())
+    raise ModelError(f"A model must be a folder, a hub name or a transformers model, not {kind_of(model)}.")
+
+
+def as_tokenizer(tokenizer: Any) -> Tokenizer | None:
+    """A tokenizer from a folder, a hub name, a GGUF file or a loaded transformers tokenizer.
+
+    Raises:
+        ModelError: it cannot be loaded, or is none of these.
+    """
+    if tokenizer is None or isinstance(tokenizer, Tokenizer):
+        return tokenizer
+    if isinstance(tokenizer, (str, PathLike)):
+        with quiet():
+            if is_gguf(path := resolve(str(tokenizer))):
+                return Tokenizer(tokenizer_of(GgufFile(fetch_file(path))))
+            try:
+                return Tokenizer(AutoTokenizer.from_pretrained(path, **cached_only(path, {})))
+            except Exception as error:  # transformers raises many types
+                raise ModelError(f"Cannot load a tokenizer from {str(tokenizer)!r}: {first_line(error)}") from error
+    if isinstance(tokenizer, PreTrainedTokenizerBase):
+        return Tokenizer(tokenizer)
+    raise ModelError(f"A tokenizer must be a folder, a hub name or a transformers tokenizer, not {kind_of(tokenizer)}.")
+
+
+def eos_token_ids(model: PreTrainedModel, tokenizer: Tokenizer | None) -> tuple[int, ...]:
+    """All end-of-sequence ids: the generation config's, else the model config's, else the tokenizer's.
+
+    Raises:
+        ModelError: they are no numbers.
+    """
+    for source in (model.generation_config, model.config.get_text_config(), tokenizer and tokenizer.inner):
+        ids = getattr(source, "eos_token_id", None)
+        if ids is not None:
+            found = tuple(ids) if isinstance(ids, (list, tuple)) else (ids,)
+            if not all(isinstance(each, int) for each in found):
+                raise ModelError(f"The model's eos_token_id is {ids!r}, not a token id or a list of them.")
+            return found
+    return ()
+
+
+def _check_fits(name: str, config: PreTrainedConfig, given: Mapping[str, Any], device: str) -> None:
+    """Raise a ``ModelError`` if the weights do not fit on the device, before reading them. Quantised weights and
+    weights that are placed otherwise are not checked, since their size on the device is unknown."""
+    free = available_bytes(torch.device(device))
+    quantised = getattr(config, "quantization_config", None) is not None or "quantization_config" in given
+    placed = {key for key in _PLACEMENT & given.keys() if not isinstance(given[key], torch.device)}
+    if free is None or quantised or placed:
+        return
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(
+            copy.deepcopy(config), trust_remote_code=bool(given.get("trust_remote_code", False))
+        )
+    own: Any = config.dtype
+    dtype = given["dtype"] if isinstance(given["dtype"], torch.dtype) else own or torch.float32
+    size = sum(weight.numel() for weight in model.parameters()) * dtype.itemsize
+    if size > free:
+        kind = str(dtype).removeprefix("torch.")
+        raise ModelError(
+            f"The weights of {name!r} take {format_bytes(size)} in {kind}, and {format_bytes(free)} are free on "
+            f"{device}: free some, load them in a smaller dtype or quantised, or use another device."
+        )
+
+
+def _check_complete(name: str, model: PreTrainedModel, missing: Collection[str]) -> None:
+    """Raise a ``ModelError`` for missing weights, which transformers would initialise randomly. Quantised models are
+    not checked; they may list weights that they do not need."""
+    if missing and not is_quantised(model):
+        raise ModelError(
+            f"The weights of {name!r} are incomplete: {min(missing)} and {len(missing) - 1} more are missing."
+        )
+
+
+def _tokenizer(name: str, path: str, given: Mapping[str, Any]) -> Tokenizer | None:
+    """The model's own tokenizer; None if it has none.
+
+    Raises:
+        ModelError: it cannot be loaded.
+    """
+    try:
+        return Tokenizer(AutoTokenizer.from_pretrained(path, **_about_files(given)))
+    except Exception as error:  # transformers raises many types
+        found = _TOKENIZER_FILES if "gguf_file" not in given else ()
+        if any(_has_file(path, file, given) for file in found):
+            raise ModelError(
+                f"Cannot load the tokenizer of {name!r}: {first_line(error).rstrip('.:')}; mend its files, or pass "
+                "tokenizer=... to load."
+            ) from error
+        _log.warning("%s has no tokenizer (%s): prompts must be token ids.", name, first_line(error).rstrip(".:"))
+        return None
+
+
+def _has_file(path: str, file: str, given: Mapping[str, Any]) -> bool:
+    """Whether a model has this file, in its folder or in its repository."""
+    access = {key: given[key] for key in (*ACCESS, "revision", "subfolder") if key in given}
+    try:
+        return cached_file(path, file, _raise_exceptions_for_missing_entries=False, **access) is not None
+    except Exception:  # it cannot be read, so it is no reason
+        return False
+
+
+def _dtype(name: str | torch.dtype | None, device: str) -> torch.dtype | str:
+    if name is None:
+        return torch.float32 if device == "cpu" else "auto"
+    return name if name == "auto" else as_dtype(name)

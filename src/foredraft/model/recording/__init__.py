@@ -1,0 +1,1 @@
+"""Parts of a step, compiled or captured once and replayed."""

@@ -1,0 +1,296 @@
+"""Grammars compiled for a tokenizer, and where a request stands in one: the only door to xgrammar.
+
+Masks have a bit for each token of the target, padding included, and one more: the bit of ``end``, which is no token,
+is set where the output is complete. So a request without end-of-sequence ids can end too.
+"""
+
+import importlib
+import json
+import os
+import re
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from foredraft.core.errors import OptionError
+from foredraft.core.sampling.grammar import Grammar
+from foredraft.model.text.byte_vocab import ByteVocab
+from foredraft.model.text.json_schema import enforceable
+from foredraft.model.text.tokenizer import Tokenizer
+
+_CACHE_BYTES = 256 * 2**20
+"""Compiled grammars that are kept."""
+_TOKEN_SECONDS = 0.002
+"""For the mask of a node, or for a token that is accepted; most take a tenth of this."""
+_THREADS = min(8, os.cpu_count() or 1)
+_WRITTEN_BYTES = 256 * 1024
+"""Of a compiled grammar that is quick to write and to read; one of 0.8 MB is 15 MB when written."""
+
+
+class CompiledGrammar:
+    """A grammar for one vocabulary. Requests share it."""
+
+    def __init__(self, inner: Any, vocab_size: int, delay_seconds: float | None = None) -> None:
+        self._inner = inner
+        self._vocab_size = vocab_size
+        self._delay_seconds = delay_seconds
+
+    @property
+    def bytes(self) -> int:
+        """The memory that it takes, about."""
+        return int(self._inner.memory_size_bytes)
+
+    def written(self) -> str | None:
+        """The grammar for ``GrammarCompiler.read``; None if compiling it again is quicker than reading it."""
+        return str(self._inner.serialize_json()) if self.bytes <= _WRITTEN_BYTES else None
+
+    def matcher(self, eos: Sequence[int]) -> "Matcher":
+        """Start an output that these end-of-sequence ids end."""
+        inner = _xgrammar().GrammarMatcher(self._inner, override_stop_tokens=[*sorted(eos), self._vocab_size])
+        return Matcher(inner, frozenset(eos), self._vocab_size, self._delay_seconds)
+
+
+class Matcher:
+    """Where an output stands in its grammar.
+
+    Args:
+        delay_seconds: the time that it may take in all, beyond ``_TOKEN_SECONDS`` a token; see ``masks``.
+    """
+
+    def __init__(self, inner: Any, eos: frozenset[int], vocab_size: int, delay_seconds: float | None = None) -> None:
+        self._left = delay_seconds
+        self._inner = inner
+        self._eos = eos
+        self._end = vocab_size
+        self.ended = False  # complete, and no token may follow
+
+    def masks(self, tokens: list[int], parents: list[int]) -> Int[Tensor, "N W"]:
+        """The legal tokens at each node of a draft tree, 32 in a word, the lowest in its lowest bit.
+
+        Everything is legal at nodes that cannot be reached: below illegal tokens, behind the output's end, and at
+        padding. So these have a law too.
+
+        Args:
+            tokens, parents: of the tree's nodes (see ``TokenTree``); the root's token has been accepted.
+
+        Raises:
+            OptionError: this output has taken too long. Where a text can be read in many ways, the time grows with its
+                length, and all rows of the batch wait for it.
+        """
+        began = time.thread_time()
+        masks = self._masks(tokens, parents)
+        self._charge(began, len(tokens))
+        if self._left is not None and self._left < 0:
+            raise OptionError(
+                "The grammar delays other requests by more than this server allows (--grammar-delay-seconds): write it "
+                "so that a text can be read in one way only."
+            )
+        return masks
+
+    def _charge(self, began: float, count: int) -> None:
+        """Count the time of this thread since ``began``, beyond that of ``count`` tokens."""
+        if self._left is not None:
+            self._left -= max(0.0, time.thread_time() - began - _TOKEN_SECONDS * count)
+
+    def _masks(self, tokens: list[int], parents: list[int]) -> Int[Tensor, "N W"]:
+        count = len(tokens)
+        masks = torch.full((count, mask_words(self._end)), -1, dtype=torch.int32)
+        child, sibling = [-1] * count, [-1] * count
+        for node in range(count - 1, 0, -1):
+            if parents[node] >= 0:
+                sibling[node], child[parents[node]] = child[parents[node]], node
+        self._inner.traverse_draft_tree(torch.tensor(child), torch.tensor(sibling), torch.tensor(tokens), masks)
+        words = masks.numpy()
+        reached = [True] * count
+        for node in range(count):
+            token, parent = tokens[node], parents[node]
+            if node > 0:
+                legal = parent >= 0 and reached[parent] and _bit(words[parent], token)
+                reached[node] = legal and token not in self._eos
+            if not reached[node] or self._is_end(words[node]):
+                words[node] = -1
+                reached[node] = False
+        return masks
+
+    def advance(self, tokens: Sequence[int]) -> int:
+        """Accept emitted tokens up to the output's end; the number accepted, less than all at an illegal one."""
+        began = time.thread_time()
+        accepted = 0
+        for token in tokens:
+            if self.ended or not self._inner.accept_token(token):
+                break
+            accepted += 1
+            self.ended = token in self._eos or self._nothing_follows()
+        self._charge(began, len(tokens))
+        return accepted
+
+    def _nothing_follows(self) -> bool:
+        """Whether the output is complete and cannot be continued, nor ended by a token."""
+        if self._eos or not self._inner.is_completed():
+            return False
+        mask = torch.empty(1, mask_words(self._end), dtype=torch.int32)
+        self._inner.fill_next_token_bitmask(mask)
+        return self._is_end(mask.numpy()[0])
+
+    def _is_end(self, words: Any) -> bool:
+        """Whether only the bit of the end is set."""
+        if self._eos or not _bit(words, self._end):
+            return False
+        return not words[:-1].any() and int(words[-1]) & ~(1 << self._end % 32) & 0xFFFFFFFF == 0
+
+
+def mask_words(vocab_size: int) -> int:
+    """Words of a mask."""
+    return vocab_size // 32 + 1
+
+
+def _bit(words: Any, index: int) -> bool:
+    return bool(int(words[index // 32]) >> index % 32 & 1)
+
+
+class GrammarCompiler:
+    """Compiles grammars for a target's tokens. Thread-safe.
+
+    Grammars in use are not compiled again, nor are the last ones, as far as they fit into ``cache_bytes``.
+
+    Args:
+        tokenizer: None if the model came without one: grammars are then refused.
+        vocab_size: the width of the target's logits. Special tokens and ids without a token are never legal.
+        threads: that compile one grammar; each has a stack.
+
+    ``delay_seconds``: of the grammars that are compiled from now on, see ``Matcher``.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        vocab_size: int,
+        *,
+        cache_bytes: int = _CACHE_BYTES,
+        threads: int = _THREADS,
+    ) -> None:
+        self.delay_seconds: float | None = None
+        self._threads = threads
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._compiler: Any = None
+        self._tokens: Any = None
+        self._lock = threading.Lock()
+        self._in_use: WeakValueDictionary[Grammar, CompiledGrammar] = WeakValueDictionary()
+        self._cached: OrderedDict[Grammar, CompiledGrammar] = OrderedDict()  # the last used at the end
+        self._free = cache_bytes
+
+    def __call__(self, grammar: Grammar | None) -> CompiledGrammar | None:
+        """The compiled grammar; None for None.
+
+        Raises:
+            OptionError: the grammar is not valid, or xgrammar or a tokenizer is missing.
+            MemoryError: there is not enough memory.
+        """
+        if grammar is None:
+            return None
+        found = self.known(grammar)
+        if found is None:
+            self.prepare()
+            try:
+                found = CompiledGrammar(_compiled(self._compiler, grammar), self._vocab_size, self.delay_seconds)
+            except UnicodeDecodeError:  # of xgrammar's own message, which may cut a character
+                raise OptionError(f"The {grammar.kind} grammar is not valid.") from None
+            except RuntimeError as error:
+                if "bad_alloc" in str(error):
+                    raise MemoryError("There is not enough memory to compile the grammar.") from None
+                raise OptionError(f"The {grammar.kind} grammar is not valid: {_reason(error)}") from None
+            self._keep(grammar, found)
+        return found
+
+    def read(self, grammar: Grammar, written: str) -> CompiledGrammar:
+        """Take over a grammar that a compiler for the same tokens has written."""
+        self.prepare()
+        inner = _xgrammar().CompiledGrammar.deserialize_json(written, self._tokens)
+        found = CompiledGrammar(inner, self._vocab_size, self.delay_seconds)
+        self._keep(grammar, found)
+        return found
+
+    def known(self, grammar: Grammar) -> CompiledGrammar | None:
+        """The grammar if it has been compiled already."""
+        with self._lock:
+            if grammar in self._cached:
+                self._cached.move_to_end(grammar)
+            return self._in_use.get(grammar)
+
+    def prepare(self) -> None:
+        """Make what all grammars share, for which the first one would wait.
+
+        Raises:
+            OptionError: xgrammar or a tokenizer is missing.
+        """
+        with self._lock:
+            if self._compiler is not None:
+                return
+            if self._tokenizer is None:
+                raise OptionError(
+                    "A grammar needs the model's tokenizer, and this model came without one: pass tokenizer=... "
+                    "to load."
+                )
+            xgrammar = _xgrammar()
+            size = self._vocab_size
+            pieces = [*ByteVocab(self._tokenizer, size).pieces[:size], b""]
+            self._tokens = xgrammar.TokenizerInfo(
+                pieces, xgrammar.VocabType.RAW, vocab_size=size + 1, stop_token_ids=[size]
+            )
+            self._compiler = xgrammar.GrammarCompiler(self._tokens, max_threads=self._threads, cache_enabled=False)
+
+    def _keep(self, grammar: Grammar, compiled: CompiledGrammar) -> None:
+        with self._lock:
+            if grammar in self._in_use:  # another thread was faster
+                return
+            self._in_use[grammar] = self._cached[grammar] = compiled
+            self._free -= _held(grammar, compiled)
+            while self._free < 0:
+                self._free += _held(*self._cached.popitem(last=False))
+
+
+def _held(grammar: Grammar, compiled: CompiledGrammar) -> int:
+    """Bytes of a grammar in the cache."""
+    return len(grammar.text) + compiled.bytes
+
+
+def _compiled(compiler: Any, grammar: Grammar) -> Any:
+    if grammar.kind == "json_schema":
+        schema = json.dumps(enforceable(json.loads(grammar.text)))
+        return compiler.compile_json_schema(schema, any_whitespace=False)  # else small models may write nothing else
+    if grammar.kind == "structural_tag":
+        return compiler.compile_structural_tag(json.dumps(_with_schemas(json.loads(grammar.text))))
+    return (compiler.compile_regex if grammar.kind == "regex" else compiler.compile_grammar)(grammar.text)
+
+
+def _with_schemas(tag: Any) -> Any:
+    """A structural tag whose JSON schemas are enforceable, with one white-space character between parts at most."""
+    if isinstance(tag, list):
+        return [_with_schemas(part) for part in tag]
+    if not isinstance(tag, dict):
+        return tag
+    if tag.get("type") == "json_schema" and "json_schema" in tag:
+        return {"max_whitespace_cnt": 1, **tag, "json_schema": enforceable(tag["json_schema"])}
+    return {key: _with_schemas(value) for key, value in tag.items()}
+
+
+def _xgrammar() -> Any:
+    try:
+        return importlib.import_module("xgrammar")
+    except ImportError:
+        raise OptionError("A grammar needs the package xgrammar: pip install 'foredraft[grammar]'.") from None
+
+
+def _reason(error: RuntimeError) -> str:
+    """xgrammar's reason without its source line, one sentence."""
+    first = str(error).strip().splitlines()[0]
+    text = re.sub(r"^(\[[\d:]+\] \S+\.(?:cc|h):\d+: )?(Check failed: \(.*?\) is false: ?)?", "", first).strip()
+    return text if text.endswith(".") else f"{text}."

@@ -1,0 +1,210 @@
+"""The slot cache: what is written stays where it belongs, whatever grows, moves, forks or is forgotten."""
+
+import pytest
+import torch
+
+from foredraft.model.kv.cache import BUCKET, SlotCache, SlotView, persistent_zeros
+from foredraft.model.kv.masks import StepIn
+
+LAYERS, HEADS, KEY, VALUE = 2, 3, 4, 5
+TEMPLATE = SlotCache(LAYERS)
+"""What kinds of buffers the layers have."""
+
+
+def block(rows: int, nodes: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(rows, HEADS, nodes, KEY), torch.randn(rows, HEADS, nodes, VALUE)
+
+
+def view(store: SlotCache, rows: list[int], slots: list[list[int]], extent: int) -> SlotView:
+    nodes = torch.tensor(slots)
+    return SlotView(store, StepIn(nodes, nodes, nodes, {}, tuple(rows), extent))
+
+
+def write(store: SlotCache, rows: list[int], slots: list[list[int]], extent: int = 16):
+    """Write random keys and values for these slots to both layers; what was written and what came back, by layer."""
+    window = view(store, rows, slots, extent)
+    written = [block(len(rows), len(slots[0])) for _ in range(LAYERS)]
+    read = [window.update(key, value, layer) for layer, (key, value) in enumerate(written)]
+    return written, read
+
+
+def peek(store: SlotCache, rows: list[int], extent: int = 16):
+    """Keys and values of these rows, both layers."""
+    rows = store.lines(rows)
+    return [(store._keys[layer][rows, :, :extent], store._values[layer][rows, :, :extent]) for layer in range(LAYERS)]
+
+
+def filled(rows: int = 4, slots: int = 16, like: SlotCache | None = TEMPLATE) -> SlotCache:
+    store = SlotCache(LAYERS, like=like)
+    store.reserve(rows, slots)
+    write(store, list(range(rows)), [list(range(slots))] * rows, slots)
+    return store
+
+
+def learn() -> None:
+    TEMPLATE.reserve(1, 1)
+    write(TEMPLATE, [0], [[0]])
+
+
+learn()
+
+
+def same(a, b) -> bool:
+    return all(torch.equal(x, y) for left, right in zip(a, b, strict=True) for x, y in zip(left, right, strict=True))
+
+
+@pytest.mark.parametrize("rows", [[0, 1], [3, 1]])
+def test_each_row_writes_to_slots_of_its_own_and_reads_them_all(rows: list[int]):
+    store = filled()
+    others = [row for row in range(4) if row not in rows]
+    before, unread = peek(store, rows), peek(store, others)
+    written, read = write(store, rows, [[3, 4], [10, 8]])
+    for layer in range(LAYERS):
+        for kind in range(2):
+            for line, slots in enumerate(([3, 4], [10, 8])):
+                expected = before[layer][kind][line].clone()
+                expected[:, slots] = written[layer][kind][line]
+                assert torch.equal(read[layer][kind][line], expected)
+    assert same(peek(store, rows), read) and same(peek(store, others), unread)
+
+
+@pytest.mark.parametrize("rows", [[0, 1], [2, 3], [3]])
+def test_adjacent_rows_are_read_without_a_copy(rows: list[int]):
+    store = filled()
+    _, read = write(store, rows, [[3]] * len(rows))
+    assert read[0][0].untyped_storage().data_ptr() == store._keys[0].untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize("order", [[3, 1, 2], [2, 0], [1, 2, 3, 0], [3, 2, 1, 0]])
+def test_arranged_rows_keep_their_contents_and_come_first(order: list[int]):
+    store = filled()
+    before = peek(store, [0, 1, 2, 3])
+    store.arrange(order)
+    assert store.lines(order) == list(range(len(order)))
+    assert same(peek(store, [0, 1, 2, 3]), before)
+    store.reserve(6, BUCKET + 1)
+    store.arrange([*order, 5])
+    assert same(peek(store, [0, 1, 2, 3]), before)
+    _, read = write(store, order, [[5]] * len(order))
+    assert read[1][1].untyped_storage().data_ptr() == store._values[1].untyped_storage().data_ptr()
+    assert same(read, peek(store, order))
+    store.fork([order[0]], [4], 16)
+    assert same(peek(store, [4]), peek(store, order[:1]))
+    store.zero([order[1]])
+    assert not any(buffer.any() for pair in peek(store, order[1:2]) for buffer in pair)
+    assert same(peek(store, order[:1]), peek(store, [4]))
+
+
+def test_only_the_row_that_fills_a_hole_is_moved():
+    store = filled()
+    places = store._keys[0].clone()
+    store.arrange([3, 1, 2])
+    assert torch.equal(store._keys[0], places[[3, 1, 2, 0]])
+
+
+def test_growth_keeps_content_and_never_shrinks():
+    store = filled()
+    before = peek(store, [0, 1, 2, 3])
+    store.reserve(9, BUCKET + 1)
+    assert (store.rows, store.slots) == (9, 2 * BUCKET)
+    assert same(peek(store, [0, 1, 2, 3]), before)
+    size = store.nbytes
+    store.reserve(2, 3)
+    assert (store.rows, store.slots, store.nbytes) == (9, 2 * BUCKET, size)
+    assert same(peek(store, [0, 1, 2, 3]), before)
+    write(store, [8], [[BUCKET + 1]], BUCKET + 2)
+
+
+def test_bytes_are_those_of_all_buffers():
+    assert filled(4, 16).nbytes == LAYERS * 4 * HEADS * BUCKET * (KEY + VALUE) * 4
+
+
+@pytest.mark.parametrize("order", [[], [0, 2]], ids=["in place", "moved"])
+@pytest.mark.parametrize("like", [None, TEMPLATE], ids=["separate", "shared"])
+def test_compact_moves_a_path_together(like: SlotCache | None, order: list[int]):
+    """In shared and in separate allocations of keys and values."""
+    store = filled(like=like)
+    before = peek(store, [0, 1, 2, 3])
+    store.arrange(order)
+    store.compact([2, 0], torch.tensor([6, 2]), torch.tensor([[0, 2, 5, 6], [0, 3, -1, -1]]))
+    after = peek(store, [0, 1, 2, 3])
+    for layer in range(LAYERS):
+        for kind in range(2):
+            expected = before[layer][kind].clone()
+            expected[2][:, 6:10] = before[layer][kind][2][:, [6, 8, 11, 12]]
+            expected[0][:, 3] = before[layer][kind][0][:, 5]
+            assert torch.equal(after[layer][kind], expected)
+
+
+def test_fork_reads_all_before_it_writes_any():
+    store = filled()
+    before = peek(store, [0, 1, 2, 3])
+    store.fork([0, 1, 1], [1, 0, 3], 5)
+    after = peek(store, [0, 1, 2, 3])
+    for layer in range(LAYERS):
+        for kind in range(2):
+            expected = before[layer][kind].clone()
+            for source, target in ((0, 1), (1, 0), (1, 3)):
+                expected[target][:, :5] = before[layer][kind][source][:, :5]
+            assert torch.equal(after[layer][kind], expected)
+
+
+def test_free_gives_everything_back():
+    store = filled()
+    store.free()
+    assert (store.rows, store.slots, store.nbytes) == (0, 0, 0)
+    store.reserve(1, 1)
+    _, read = write(store, [0], [[1]], 4)
+    assert not read[0][0][:, :, [0, 2, 3]].any(), "something of before has come back"
+
+
+def test_clear_keeps_the_memory_for_rows_of_the_same_length():
+    store = filled()
+    store.arrange([2, 1])
+    before, size = store._keys[0], store.nbytes
+    store.clear()
+    store.reserve(2, 3)
+    assert store._keys[0] is before and store.nbytes == size and store.room == (4, BUCKET)
+    assert store.lines([0, 1, 2]) == [0, 1, 2]
+    store.zero([1])
+    assert not any(each.any() for pair in peek(store, [1]) for each in pair), "what it held before is known to be there"
+    for rows, slots in ((5, 3), (1, BUCKET + 1), (1, 1)):
+        store.clear()
+        store.reserve(rows, slots)
+        assert store.nbytes == 0
+        _, read = write(store, [0], [[1]], 4)
+        assert store.rows == rows and not read[0][0][:, :, [0, 2, 3]].any()
+
+
+def test_the_model_is_told_nothing_that_it_could_derive_positions_from():
+    window = view(filled(), [0], [[7]], 16)
+    assert window.get_seq_length() == window.get_seq_length(1) == 0
+    assert window.get_mask_sizes(1, 0) == (16, 0)
+
+
+@pytest.mark.parametrize("like", [None, TEMPLATE])
+def test_buffers_of_one_kind_are_one_allocation_where_the_kinds_are_known(like: SlotCache | None):
+    store = filled(like=like)
+    assert len({each.untyped_storage().data_ptr() for layer in range(LAYERS) for each in store.stored(layer)}) == (
+        2 if like else 2 * LAYERS
+    )
+    store.free()
+    store.reserve(1, 4)
+    written, _ = write(store, [0], [[1]], 4)
+    assert len({each.untyped_storage().data_ptr() for layer in range(LAYERS) for each in store.stored(layer)}) == 2
+    assert same(peek(store, [0], 4)[1:], [tuple(torch.nn.functional.pad(x[0], (0, 0, 1, 2))[None] for x in written[1])])
+
+
+def test_growth_frees_the_old_buffers_first_where_both_do_not_fit(monkeypatch: pytest.MonkeyPatch):
+    store = filled()
+    before, failed = peek(store, [0, 1, 2, 3]), []
+
+    def full(like: torch.Tensor, *shape: int) -> torch.Tensor:
+        if store._keys[0] is not None and len(failed) < 2:
+            failed.append(shape)
+            raise torch.OutOfMemoryError("full")
+        return persistent_zeros(like, *shape)
+
+    monkeypatch.setattr("foredraft.model.kv.cache.persistent_zeros", full)
+    store.reserve(6, BUCKET + 1)
+    assert failed and same(peek(store, [0, 1, 2, 3]), before)
