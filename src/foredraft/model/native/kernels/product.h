@@ -55,13 +55,20 @@ static void quantise_row(
     }
 }
 
-/* Fetch weights into the second level of the caches; a block is one stream, and the next block follows it. Memory is the
- * limit for few rows, and what is fetched far ahead comes in the way then; with more rows there is time. Measured on
- * Zen 4: docs/log.md.
+/* Fetch weights ahead; a block is one stream, and the next block follows it. Memory is the limit for few rows: what is
+ * fetched far ahead into the second level of the caches comes in the way then, but long rows of 4 bits gain by the first
+ * level. With more rows there is time. Measured on Zen 4: docs/log.md.
  */
-INLINE void fetch_ahead(const uint8_t *block, int64_t group, int bits, int minima, int rows) {
-    const uint8_t *next = block + group * group_bytes(bits, minima) + (rows <= bits / 4 ? 512 : 8192);
-    for (int64_t line = 0; line < group_bytes(bits, minima); line += 64) __builtin_prefetch(next + line, 0, 2);
+INLINE void fetch_ahead(const uint8_t *block, int64_t group, int64_t groups, int bits, int minima, int rows) {
+    const int64_t size = group_bytes(bits, minima);
+    const uint8_t *here = block + group * size;
+    const int few = rows <= bits / 4, deep = few && bits == 4 && groups >= 64;
+    for (int64_t line = 0; line < size; line += 64) {
+        if (deep)
+            __builtin_prefetch(here + 4096 + line, 0, 3);
+        else
+            __builtin_prefetch(here + (few ? 512 : 8192) + line, 0, 2);
+    }
 }
 
 #if W == 16
@@ -94,7 +101,7 @@ INLINE void block_rows(
     for (int r = 0; r < rows; r++) total[r] = v_set(0.0f);
     for (int64_t g = 0; g < groups; g++) {
         const Group at = group_at(block, groups, g, bits, minima);
-        if (row == 0) fetch_ahead(block, g, bits, minima, rows);
+        if (row == 0) fetch_ahead(block, g, groups, bits, minima, rows);
         __m512i sums[MOST_ROWS];
         for (int r = 0; r < rows; r++) sums[r] = _mm512_set1_epi32(offsets[r * groups + g]);
         group_sums(at.codes, bits, rows, x + g * GROUP, width, sums);
@@ -147,7 +154,7 @@ INLINE void block_rows(
     for (int r = 0; r < 2 * rows; r++) total[r] = v_set(0.0f);
     for (int64_t g = 0; g < groups; g++) {
         const Group at = group_at(block, groups, g, bits, minima);
-        if (row == 0) fetch_ahead(block, g, bits, minima, rows);
+        if (row == 0) fetch_ahead(block, g, groups, bits, minima, rows);
         for (int half = 0; half < 2; half++) {
             __m256i sums[MOST_ROWS];
             for (int r = 0; r < rows; r++) sums[r] = _mm256_set1_epi32(offsets[r * groups + g]);
