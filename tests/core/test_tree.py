@@ -69,8 +69,12 @@ def test_paths_depths_and_turns(parents: list[int]) -> None:
     nodes = range(len(parents))
     expected = [len(_path(parents, node)) - 1 for node in nodes]
     tree = TokenTree(torch.zeros(1, len(parents)).long(), torch.tensor([parents]), depth=max(expected))
-    for node in nodes:
-        assert {j for j in nodes if tree.on_path[0, node, j]} == _path(parents, node)
+    read = replace(tree)
+    read.read()
+    for made in (tree, read):
+        for node in nodes:
+            assert {j for j in nodes if made.on_path[0, node, j]} == _path(parents, node)
+        assert made.depths.tolist() == [expected] and made.on_path.dtype == torch.bool
     turns = [_turn(parents, node) for node in nodes]
     assert tree.depths.tolist() == [expected] and tree.turn.tolist() == [turns]
     drafted = [turn for turn, parent in zip(turns, parents, strict=True) if parent >= 0]

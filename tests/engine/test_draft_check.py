@@ -1,5 +1,6 @@
 """A drafter of the user's own that gets its drafts wrong: a sentence that names it, and never another output."""
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -10,11 +11,14 @@ import torch
 import runs
 import tiny
 from foredraft.core.draft import Draft, Law
-from foredraft.core.drafter import Plan, View
+from foredraft.core.drafter import Plan, StepOut, View
 from foredraft.core.errors import DrafterError
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.tree import PAD, TokenTree
+from foredraft.engine import draft_check
+from foredraft.engine.draft_check import checked
 from foredraft.engine.generator import Generator
+from foredraft.model.masks import StepIn
 from runs import model
 
 PROMPTS = tiny.prompts((5, 9))
@@ -195,3 +199,45 @@ def test_padding_may_hold_anything():
 
     g = tiny.generator(model(), tiny.ScriptedDrafter(propose, max_nodes=3))
     assert [result.tokens for result in g.generate(PROMPTS, GREEDY)] == plain()
+
+
+@pytest.mark.parametrize("linear", [False, True])
+def test_what_the_host_finds_sound_a_device_leaves_as_it_is(linear: bool, monkeypatch: pytest.MonkeyPatch):
+    """Random parents and tokens, most of them wrong somewhere."""
+    source, found = random.Random(0), {True: 0, False: 0}
+    view = tiny.view([[3, 5, 7]])
+    for _ in range(400):
+        parents = [[-1, *(source.choice([node - 1, node - 1, *range(node + 1), PAD]) for node in range(1, 4))]]
+        tokens = [[source.choice([7, 7, 7, 6]), *(source.choice([0, 4, 5, tiny.VOCAB]) for _ in range(3))]]
+        made = TokenTree(torch.tensor(tokens), torch.tensor(parents), depth=source.choice([2, 3]), linear=linear)
+        draft, left = checked(Draft(made, Law.FIXED), view, tiny.VOCAB, "Drafter")
+        with monkeypatch.context() as patch:
+            patch.setattr(draft_check, "_is_sound", lambda *given: False)
+            other, judged = checked(Draft(made, Law.FIXED), view, tiny.VOCAB, "Drafter")
+        found[left is None] += 1
+        if left is None:
+            assert judged is not None and bool(judged.sound.all())
+            assert (draft.tree.tokens.tolist(), draft.tree.parents.tolist()) == (tokens, parents)
+            assert (other.tree.tokens.tolist(), other.tree.parents.tolist()) == (tokens, parents)
+    assert min(found.values()) > 20
+
+
+@pytest.mark.parametrize(("any_width", "width"), [(False, 6), (True, 5)])
+def test_drafts_are_padded_where_new_widths_are_slow(any_width: bool, width: int, monkeypatch: pytest.MonkeyPatch):
+    def propose(view: View, plan: Plan) -> Draft:
+        tokens = torch.cat([view.roots[:, None], torch.tensor([[4, 5, 6, 7]] * len(view.rows))], 1)
+        return Draft(TokenTree.chain(tokens), Law.FIXED)
+
+    g = tiny.generator(model(), tiny.ScriptedDrafter(propose, max_nodes=4))
+    target = g.engine.target
+    monkeypatch.setattr(target, "any_width", any_width)
+    widths, compute = set[int](), target.compute
+
+    def spy(step: StepIn, *given: Any) -> StepOut:
+        widths.add(step.tokens.shape[1])
+        return compute(step, *given)
+
+    monkeypatch.setattr(target, "compute", spy)
+    result = g.generate(PROMPTS[0], SamplingParams(max_new_tokens=12))
+    assert result.tokens == runs.plain(PROMPTS[0], max_new_tokens=12)
+    assert width in widths and widths <= {1, len(PROMPTS[0]), len(PROMPTS[0]) - 1, width}

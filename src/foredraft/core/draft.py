@@ -72,5 +72,8 @@ class Verdict:
 
         ``values`` has an entry for each node of the tree.
         """
-        nodes = self.path.clamp(min=0)[..., None].expand(-1, -1, values.shape[-1])
+        nodes = self.path.clamp(min=0)
+        if len(nodes) == 1:
+            return values.index_select(1, nodes[0])
+        nodes = nodes[..., None].expand(-1, -1, values.shape[-1])
         return values.gather(1, nodes)

@@ -50,6 +50,11 @@ class HostOut:
         return self._table[:, : self.width]
 
     @property
+    def in_order(self) -> bool:
+        """Whether all accepted nodes follow each other from the root on, so that their slots are the right ones."""
+        return all(row.path == list(range(1, 1 + len(row.path))) for row in self.rows)
+
+    @property
     def verdict(self) -> Verdict:
         """The accepted paths."""
         return Verdict(self._table[:, self.width : -1], self._table[:, -1])
@@ -70,14 +75,12 @@ def follow(
     """
     scores, temperatures = _scores(view, draft, logits)
     tree, noise = draft.tree, view.noise
-    parents = tree.parents.tolist()
+    tokens, parents = tree.lists
     chances = [None] * len(parents) if draft.scores is None else draft.scores.tolist()
     given = zip(noise.seeds.tolist(), noise.positions.tolist(), temperatures, strict=True)
     rows = [
         _row(_Race(choose, scores, row, *each), tokens, DraftNodes(above, chance), linear=tree.linear)
-        for row, (each, tokens, above, chance) in enumerate(
-            zip(given, tree.tokens.tolist(), parents, chances, strict=True)
-        )
+        for row, (each, tokens, above, chance) in enumerate(zip(given, tokens, parents, chances, strict=True))
     ]
     if proposal is not None:
         proposal.judge(proposal.columns.tolist(), [each.depth for each in rows], tree.depth)

@@ -77,11 +77,12 @@ class StepDone:
 
 
 class Drafted(NamedTuple):
-    """A draft of this plan, what judges it, and the device's time for it."""
+    """A draft of this plan, what is left to judge, and the device's time for it. ``levels``: see ``StepDone``."""
 
     plan: Plan
     draft: Draft
     proposal: Proposed | None
+    levels: int
     begun: "_Mark"
     ended: "_Mark"
 
@@ -144,7 +145,6 @@ class Stepper:
         rows = Isolation(view, without)
         made = drafted or rows.run(lambda seen: self._propose(seen, plan))
         draft, rule = self._with_chains(made.draft, chains)
-        levels = 0 if made.proposal is None else made.proposal.draft.tree.depth
         if self.replay.records:
             draft = _shaped(draft)
         out, end = self._verify(rows, made._replace(draft=draft), rule, laws, matchers, set(free_rows))
@@ -163,7 +163,7 @@ class Stepper:
             logprobs=logs,
             draft_seconds=min(drafting, seconds),
             verify_seconds=max(seconds - drafting, 0.0),
-            levels=levels,
+            levels=made.levels,
             tree=draft.tree,
             following=after,
             errors=rows.errors,
@@ -213,7 +213,7 @@ class Stepper:
 
     def _commit(self, view: View, draft: Draft, out: StepOut, end: TailOut | HostOut, batch: Batch | None) -> None:
         """Launch what needs the verdict on the device only: so the device does it while the host goes on."""
-        if not draft.tree.linear:
+        if not draft.tree.linear and not (isinstance(end, HostOut) and end.in_order):
             slots = self.target.root_slots(view.lengths - 1, view.rows)
             self.cache.compact(view.rows, slots, end.verdict.path)
         if self.drafter.commits:
@@ -230,12 +230,12 @@ class Stepper:
         rule = self.rule if draft.tree.depth else None  # a root alone is legal for any rule
         if any(chains):
             nodes = max(draft.tree.tokens.shape[1], 1 + max(map(len, chains)))
-            draft = with_copies(resized(draft, max(self.exact_nodes, round_up(nodes))), chains)
+            draft = with_copies(resized(draft, max(self.exact_nodes, self._width(nodes))), chains)
         return draft, rule
 
     def _propose(self, view: View, plan: Plan) -> Drafted:
         """Launch a draft, which the device may make later."""
-        begun, proposal = _Mark(self.target.device), None
+        begun, proposal, levels = _Mark(self.target.device), None, 0
         if plan.length:
             name = self.drafter.__class__.__name__
             try:
@@ -244,6 +244,7 @@ class Stepper:
                 self.target.reset_hooks()  # it may be repeated
                 raise
             draft, proposal = checked(proposed, view, self.vocab_size or self.target.vocab_size, name)
+            levels = draft.tree.depth
             if not all(plan.lengths):
                 drafting = to_device(plan.lengths, view.lengths.device) > 0
                 draft = replace(draft, tree=draft.tree.only(drafting))
@@ -251,7 +252,11 @@ class Stepper:
                 draft = selected(draft, plan.worth.keep(nodes_of(draft)))
         else:
             draft = Draft(TokenTree.root(view.roots), Law.FIXED)
-        return Drafted(plan, self._sized(draft), proposal, begun, _Mark(self.target.device))
+        return Drafted(plan, self._sized(draft), proposal, levels, begun, _Mark(self.target.device))
+
+    def _width(self, nodes: int) -> int:
+        """The node count of a forward of so many nodes on a CPU."""
+        return nodes if self.target.any_width else round_up(nodes)
 
     def _sized(self, draft: Draft) -> Draft:
         """The draft with a node count that forwards are made for."""
@@ -260,8 +265,8 @@ class Stepper:
         if draft.tree.tokens.shape[1] == 1:
             return draft
         if draft.tree.tokens.device.type == "cpu":  # reading values does not synchronise here
-            used = draft.tree.valid.any(0).nonzero().flatten().tolist()
-            draft = resized(draft, round_up(used[-1] + 1 if used else 1))
+            used = max(node for row in draft.tree.lists[1] for node, parent in enumerate(row) if parent != PAD)
+            draft = resized(draft, self._width(used + 1))
             if draft.q is not None and not draft.tree.linear and not self.replay.records:
                 draft = replace(draft, tree=draft.tree.counted())
             return draft
@@ -297,7 +302,7 @@ def round_up(nodes: int) -> int:
 def nodes_of(draft: Draft) -> list[DraftNodes]:
     """The nodes of each row, read from the device."""
     scores = [None] * len(draft.tree.tokens) if draft.scores is None else draft.scores.tolist()
-    return [DraftNodes(*row) for row in zip(draft.tree.parents.tolist(), scores, strict=True)]
+    return [DraftNodes(*row) for row in zip(draft.tree.lists[1], scores, strict=True)]
 
 
 def selected(draft: Draft, kept: Sequence[list[int]]) -> Draft:
@@ -308,7 +313,7 @@ def selected(draft: Draft, kept: Sequence[list[int]]) -> Draft:
     if width == 1:
         return Draft(TokenTree.root(tree.tokens[:, 0]), draft.law)
     index, parents, depth = [], [], 0
-    for old, nodes in zip(tree.parents.tolist(), kept, strict=True):
+    for old, nodes in zip(tree.lists[1], kept, strict=True):
         places = {node: place for place, node in enumerate(nodes)}
         index.append(nodes + [0] * (width - len(nodes)))
         parents.append([places.get(old[node], ROOT) for node in nodes] + [PAD] * (width - len(nodes)))

@@ -28,6 +28,7 @@ class TargetModel(ABC):
     recorded forward is no longer the model's. ``weights``: int4 or int8 if foredraft quantised them.
     ``kv_cache_dtype``: float16 or int8 on the native engine.
     ``same_bits``: a token's logits have the same bits in every tree and batch and with every number of threads.
+    ``any_width``: a forward of a number of nodes that was not used before is as fast as later ones.
     ``origin``: the folder or hub name that it was loaded from. ``config``: the text part of its transformers config.
     """
 
@@ -44,6 +45,7 @@ class TargetModel(ABC):
     weights: str | None = None
     kv_cache_dtype: str | None = None
     same_bits: bool = False
+    any_width: bool = False
     origin: str = ""
     layers: int
     config: Any

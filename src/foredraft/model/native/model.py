@@ -52,6 +52,7 @@ class NativeLM(TargetModel):
     """
 
     same_bits = True
+    any_width = True
 
     def __init__(
         self, decoder: Decoder, model: PreTrainedModel, *, first_token: int = 0, kv_cache_dtype: str = "float16"
@@ -102,6 +103,7 @@ class NativeLM(TargetModel):
     def address(
         self, tree: TokenTree, bases: Int[Tensor, "B"], rows: Sequence[int], reach: int, *, start: int = 0
     ) -> StepIn:
+        tree.read()
         return address(tree, bases, rows, reach, self.layout, max_position=self.max_length, start=start)
 
     @property
