@@ -64,7 +64,9 @@ SPECS = {
     "triforce": "triforce,gamma=4,budget=48,room=8",
 }
 """Every method of the table but plain decoding."""
-TEMPERATURES, ROWS, POLICIES = (0.3, 0.7, 1.0, 1.3), (1, 3, 8), ("auto", "constant")
+TEMPERATURES, ROWS, POLICIES = (0.3, 0.7, 1.0, 1.3), (8, 3, 1), ("auto", "constant")
+TEXTS = (29, 16, 12)
+"""Of a cell, by its rows: fewer where each takes more time."""
 Key = tuple[int, str, str, float]
 """Rows, policy, method, temperature."""
 GROUPS = 8
@@ -72,18 +74,19 @@ GROUPS = 8
 
 
 class Texts:
-    """Texts of ``new_tokens`` tokens, ``count`` in a group; a text's number gives its prompt and its seed."""
+    """Texts of ``new_tokens`` tokens, ``MOST`` in a group; a text's number gives its prompt and its seed."""
 
-    def __init__(self, plain: Generator, count: int, new_tokens: int) -> None:
+    MOST = 40
+
+    def __init__(self, plain: Generator, new_tokens: int) -> None:
         self._plain = plain
-        self._count = count
         self._new_tokens = new_tokens
         self._prompts = [each.prompt for each in standard_prompts() + standard_prompts(chat=True)]
 
-    def run(self, generator: Generator, temperature: float, group: int) -> list[Request]:
-        """All texts of a group, submitted at once."""
+    def run(self, generator: Generator, temperature: float, group: int, count: int) -> list[Request]:
+        """The first texts of a group, submitted at once."""
         sequences: list[Request] = []
-        for seed in range(group * self._count, (group + 1) * self._count):
+        for seed in range(group * self.MOST, group * self.MOST + count):
             prompt = self._prompts[seed % len(self._prompts)]
             params = SamplingParams(
                 max_new_tokens=self._new_tokens, eos_token_id=(), temperature=temperature, seed=seed
@@ -93,15 +96,15 @@ class Texts:
         return sequences
 
     @functools.cache  # noqa: B019 - one object a process
-    def plain(self, temperature: float, group: int) -> list[Request]:
+    def plain(self, temperature: float, group: int, count: int) -> list[Request]:
         """Plain decoding's texts of a group."""
-        return self.run(self._plain, temperature, group)
+        return self.run(self._plain, temperature, group, count)
 
 
-def cell(generator: Generator, texts: Texts, temperature: float, group: int) -> dict[str, Any]:
-    """Compare the texts of a group."""
-    plain, begun = texts.plain(temperature, group), time.perf_counter()
-    found = texts.run(generator, temperature, group)
+def cell(generator: Generator, texts: Texts, temperature: float, group: int, count: int) -> dict[str, Any]:
+    """Compare the first texts of a group."""
+    plain, begun = texts.plain(temperature, group, count), time.perf_counter()
+    found = texts.run(generator, temperature, group, count)
     seconds = time.perf_counter() - begun
     parted = differences(generator, found, plain)
     return {
@@ -116,10 +119,10 @@ def cell(generator: Generator, texts: Texts, temperature: float, group: int) -> 
     }
 
 
-def cells(done: set[Key], methods: list[str], texts: int, new_tokens: int) -> Iterator[dict[str, Any]]:
+def cells(done: set[Key], methods: list[str], texts: list[int], new_tokens: int) -> Iterator[dict[str, Any]]:
     """The cells that are not done."""
     plain = foredraft.load("sample", "none", dtype="float32", device="cpu")
-    made = Texts(plain, texts, new_tokens)
+    made, counts = Texts(plain, new_tokens), dict(zip(ROWS, texts, strict=True))
     with tempfile.TemporaryDirectory() as folder:
         hydra = untrained_hydra(plain, folder)
         for number, (rows, policy, method) in enumerate(itertools.product(ROWS, POLICIES, methods)):
@@ -130,7 +133,7 @@ def cells(done: set[Key], methods: list[str], texts: int, new_tokens: int) -> It
             if policy == "constant":
                 draft_always(generator)
             for temperature in left:
-                found = cell(generator, made, temperature, number % GROUPS)
+                found = cell(generator, made, temperature, number % GROUPS, counts[rows])
                 yield {"rows": rows, "policy": policy, "method": method, "temperature": temperature, **found}
             generator.close()
 
@@ -165,7 +168,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--texts", type=int, default=19, help="of each cell")
+    parser.add_argument("--texts", type=int, nargs=3, default=TEXTS, help="of a cell, for 8 rows, 3 and 1; at most 40")
     parser.add_argument("--new-tokens", type=int, default=96)
     parser.add_argument("--methods", nargs="+", default=list(SPECS), choices=list(SPECS))
     args = parser.parse_args()
