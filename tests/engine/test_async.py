@@ -71,6 +71,15 @@ def test_calls_that_are_awaited_together_share_the_batch():
     assert max(rows) == count and len(rows) <= 2 * NEW
 
 
+def test_no_thread_is_left_when_no_task_waits():
+    before, g = set(threading.enumerate()), build()
+    for _ in range(2):
+        asyncio.run(g.agenerate(PROMPTS[0], max_new_tokens=4))
+        for thread in set(threading.enumerate()) - before:
+            thread.join(20)
+            assert not thread.is_alive()
+
+
 async def two_calls(
     g: Generator, inside: threading.Event, submitted: threading.Event
 ) -> tuple[asyncio.Task, asyncio.Task]:

@@ -1,5 +1,6 @@
 """Completions that repeat their prompts with log-probabilities: as the library scores them."""
 
+import threading
 import time
 from typing import Any
 
@@ -30,6 +31,15 @@ def check_prompt(logprobs: Any, prompt: list[int]) -> None:
 def by_token(found: Any) -> list[Any]:
     """Log-probabilities in lists, as one list by token."""
     return list(zip(found.tokens, found.token_logprobs, found.top_logprobs, found.text_offset, strict=True))
+
+
+def test_the_thread_that_scores_ends_with_the_server():
+    before = set(threading.enumerate())
+    with servers.served(servers.generator()) as running:
+        assert running.post({"prompt": [5, 6], "max_tokens": 0, "echo": True, "logprobs": 1}).status_code == 200
+        (scorer,) = (each for each in set(threading.enumerate()) - before if each.name.startswith("foredraft-score"))
+    scorer.join(20)
+    assert not scorer.is_alive()
 
 
 def test_prompts_alone(client: openai.OpenAI):

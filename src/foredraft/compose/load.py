@@ -27,7 +27,7 @@ from foredraft.core.sampling.params import check_count, check_known
 from foredraft.core.verify import RULES, check_legal
 from foredraft.engine.engine import Engine
 from foredraft.engine.generator import Generator, Kind
-from foredraft.engine.parallel import ParallelEngine, Ranks
+from foredraft.engine.parallel import ParallelEngine, Ranks, initialised
 from foredraft.engine.policy import NEUTRAL, Constant, Policy, policy_for
 from foredraft.model.base import TargetModel
 from foredraft.model.hf.causal_lm import CausalLM, acquire
@@ -174,6 +174,7 @@ class _Loader:
             raise OptionError("draft_options apply only to a draft model loaded by its name: leave them out.")
         kinds = [_kind(spec, self.verifier) for spec in specs]
         advice = crowded()  # before this process is what keeps the cores busy
+        before = initialised()
         loaded = _load(self.target, self.weights)
         if advice is not None and loaded.model.device.type == "cpu":
             _log.warning(advice)
@@ -181,7 +182,7 @@ class _Loader:
         if loaded.file is not None:  # it was read
             loaded = replace(loaded, file=None)
             trim_heap()
-        ranks = self._ranks(models[0])
+        ranks = self._ranks(models[0], before)
         try:
             built = [
                 self._generator(spec, kind, loaded, models, policy, ranks and (ranks, place))
@@ -194,13 +195,13 @@ class _Loader:
             for model in models:
                 model.release()
 
-    def _ranks(self, target: TargetModel) -> Ranks | None:
+    def _ranks(self, target: TargetModel, initialised_before: bool) -> Ranks | None:
         """The processes of a tensor-parallel target; None if there is one."""
         if target.ranks == 1:
             return None
         if isinstance(self.target.source, TargetModel):
             raise ModelError("A tensor-parallel target is loaded once, with all of its drafters: use load_many.")
-        return Ranks()
+        return Ranks(initialised_before=initialised_before)
 
     def _target(self, loaded: Loaded) -> TargetModel:
         """The target, with one more holder."""

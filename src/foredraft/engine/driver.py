@@ -3,7 +3,6 @@
 import asyncio
 import threading
 from collections.abc import Sequence as Seq
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from foredraft.core.openmp import release_threads
@@ -23,7 +22,6 @@ class Driver:
         self._lock = threading.Lock()  # guards the next two fields; taken after the engine's lock, never for long
         self._waiters: set[_Waiter] = set()
         self._stepping = False
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="foredraft")
 
     async def ended(self, sequences: Seq[Sequence]) -> None:
         """Wait until all of these have ended. Cancelling the waiting task cancels them at the next step."""
@@ -39,7 +37,7 @@ class Driver:
             if not self._stepping:
                 self._stepping = True
                 release_threads()  # this thread may have loaded the model or stepped; now another one does
-                self._pool.submit(self._run)
+                threading.Thread(target=self._run, name="foredraft").start()
         try:
             await waiter.future
         except BaseException:

@@ -9,7 +9,7 @@ a verdict that is only taken over would hide it.
 
 import atexit
 import logging
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence as Seq
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -29,13 +29,22 @@ _LOST = "Another process of this tensor-parallel target has ended or has failed:
 T = TypeVar("T")
 
 
+def initialised() -> bool:
+    """Whether ``torch.distributed`` is."""
+    return distributed.is_available() and distributed.is_initialized()
+
+
 class Ranks:
     """The processes of one tensor-parallel target, which talk over a group of their own.
 
     ``torch.distributed`` has been initialised, as transformers does when it loads a target in parts.
+
+    Args:
+        initialised_before: the program had done so itself, so its groups are not ours to destroy.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, initialised_before: bool) -> None:
+        self._initialised_before = initialised_before
         self._group: Any = distributed.new_group(backend="gloo", timeout=_FOREVER)
         self.leads = distributed.get_rank() == 0
         self._open = 0  # engines that are not closed, on rank 0
@@ -47,6 +56,8 @@ class Ranks:
         Raises:
             ModelError: another process has ended.
         """
+        if self._group is None:
+            raise ModelError(_LOST)
         box = [value]
         try:
             distributed.broadcast_object_list(box, src=0, group=self._group)
@@ -84,10 +95,15 @@ class Ranks:
                 self.share(None)
 
     def fail(self) -> None:
-        """On rank 0: a step has failed, so the ranks' states may differ. The others notice that the group is gone."""
+        """On rank 0: a step has failed, so the ranks' states may differ. The others notice that the group is gone.
+
+        A rank that waits in a collective of the program's own group waits until that times out.
+        """
         self._ended = True
+        group, self._group = self._group, None
         with suppress(Exception):
-            distributed.destroy_process_group()
+            distributed.destroy_process_group(group if self._initialised_before else None)
+        del group  # the last reference: now its connections close
 
     def _follow(self, generators: Seq[Generator]) -> NoReturn:
         engines = [generator.engine for generator in generators]
@@ -103,6 +119,21 @@ class Ranks:
         for generator in generators:
             generator.close()
         raise SystemExit(0)
+
+
+class _Digests:
+    """Hashes of outputs that grow, by request number. Each call hashes the new tokens only."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, tuple[int, int]] = {}  # tokens hashed, and their hash
+
+    def of(self, outputs: Mapping[int, Seq[int]]) -> dict[int, int]:
+        """The hash of each output; other outputs are forgotten."""
+        last, self._last = self._last, {}
+        for number, tokens in outputs.items():
+            count, digest = last.get(number, (0, 0))
+            self._last[number] = len(tokens), hash((digest, *tokens[count:]))
+        return {number: digest for number, (_, digest) in self._last.items()}
 
 
 class ParallelEngine(Engine):
@@ -127,6 +158,7 @@ class ParallelEngine(Engine):
             )
         self._ranks = ranks
         self._place = place
+        self._digests = _Digests()
         self._numbers: dict[Sequence, int] = {}  # on rank 0, of the requests that the others know
         self._known: dict[int, Sequence] = {}  # on the others
         self._next = 0
@@ -151,12 +183,12 @@ class ParallelEngine(Engine):
         Args:
             new: of each new request its number and the first fields of its ``Sequence``, without ``decode``.
             gone: numbers of requests that have ended.
-            outputs: hash of the tokens generated so far for each known request that has not ended, by number.
+            outputs: see ``_Digests``; of each known request that has not ended.
 
         Raises:
             ModelError: this rank has other outputs than rank 0.
         """
-        if any(hash(tuple(self._known[number].tokens)) != output for number, output in outputs.items()):
+        if self._digests.of({number: self._known[number].tokens for number in outputs}) != outputs:
             raise ModelError("The processes disagree about the outputs: do they run on the same kind of hardware?")
         arrived = []
         for number, request, *others in new:
@@ -188,7 +220,7 @@ class ParallelEngine(Engine):
     def _announce(self) -> bool:
         """Send the others what is new and what has ended; false if there is nothing to do for anyone."""
         flight = [each for each in (*self._admission.waiting, *self._running().values()) if not each.finished]
-        outputs = {number: hash(tuple(each.tokens)) for each, number in self._numbers.items() if not each.finished}
+        outputs = self._digests.of({number: each.tokens for each, number in self._numbers.items() if not each.finished})
         gone = [number for sequence, number in self._numbers.items() if sequence.finished]
         if not flight and not gone:
             return False

@@ -312,6 +312,7 @@ def make_app(generator: Generator, names: Seq[str], options: ServeOptions) -> Fa
         yield
         watch.cancel()
         api.conversions.close()
+        api.service.shut_down()
         generator.engine.close()
 
     app = FastAPI(title="foredraft", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)

@@ -139,6 +139,10 @@ class Service:
         if len(self._open) + self._scoring + wanted > self._capacity:
             raise ApiError(429, "The queue is full.", retry_after=RETRY_SECONDS)
 
+    def shut_down(self) -> None:
+        """End the thread that scores prompts."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
     def close(self, sequences: Seq[Sequence]) -> None:
         """Count these and forget them; those that still run are cancelled at the next step."""
         now = time.perf_counter()

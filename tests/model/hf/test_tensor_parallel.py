@@ -17,6 +17,8 @@ import laws
 import random_heads
 import tiny
 from foredraft.core.errors import DrafterError, OptionError
+
+from foredraft.engine.parallel import _Digests
 from foredraft.heads.formats import save_head
 from foredraft.model.hf.causal_lm import CausalLM
 from foredraft.model.hf.support import why_eager
@@ -158,6 +160,59 @@ def test_a_process_that_dies_ends_the_other(dying: int, tmp_path: Path):
     assert "Another process of this tensor-parallel target has ended" in said.splitlines()[-1]
 
 
+OWN_GROUP = """
+import os, sys, torch
+import foredraft
+from foredraft.engine.parallel import ParallelEngine
+torch.distributed.init_process_group("gloo")
+plan = ParallelEngine._plan
+def fails(self, view, limits):
+    if self._ranks.leads and max(view.extents) > 9:
+        raise RuntimeError("one step fails")
+    return plan(self, view, limits)
+ParallelEngine._plan = fails
+said = ""
+try:
+    g = foredraft.load(sys.argv[1], "prompt_lookup", device="cpu", tensor_parallel=2)
+    g.generate([1, 2, 3], max_new_tokens=200)
+except (SystemExit, foredraft.ForedraftError) as error:
+    said = str(error)
+ranks = torch.ones(1)
+torch.distributed.all_reduce(ranks)
+found = [None, None]
+torch.distributed.all_gather_object(found, said)
+if os.environ["RANK"] == "0":
+    print(__import__("json").dumps([ranks.item(), found]))
+"""
+"""A program with a group of its own, in which a step of rank 0 fails."""
+
+
+@pytest.mark.slow
+def test_a_failed_step_leaves_the_groups_of_the_program(tmp_path: Path):
+    tiny.build("llama").save_pretrained(tmp_path / "target")
+    ranks, (lead, other) = printed(tmp_path, OWN_GROUP, tmp_path / "target")
+    assert ranks == 2
+    assert "has failed" in lead and "one step fails" in lead
+    assert other.startswith("foredraft: rank 1: Another process of this tensor-parallel target has ended")
+
+
+def test_the_hash_of_an_output_takes_its_new_tokens():
+    here, there, outputs = _Digests(), _Digests(), {4: [1, 2], 7: [5]}
+    for tokens in ([3], [], [8, 9]):
+        outputs[4] += tokens
+        assert here.of(outputs) == there.of(outputs)
+    read: list[slice] = []
+
+    class Watched(list[int]):
+        def __getitem__(self, index: Any) -> Any:
+            read.append(index)
+            return super().__getitem__(index)
+
+    found = here.of({4: Watched([*outputs[4], 6])})
+    assert read == [slice(5, None)] and found == there.of({4: [*outputs[4], 6]})
+    assert found != _Digests().of({4: [*outputs[4], 5]}) and here.of({4: [*outputs[4], 6, 1]}) != found
+
+
 def test_a_target_in_parts_needs_as_many_processes():
     with pytest.raises(OptionError, match="torchrun --nproc-per-node 2 -m foredraft"):
         foredraft.load("sample", tensor_parallel=2)
@@ -173,7 +228,9 @@ def test_another_number_of_processes_is_named(started: str, monkeypatch: pytest.
 def test_processes_that_would_draft_unlike_each_other_are_refused(monkeypatch: pytest.MonkeyPatch):
     model = tiny.build("llama")
     monkeypatch.setattr(type(model), "tp_size", 2)
-    monkeypatch.setattr("foredraft.compose.load.Ranks", lambda: SimpleNamespace(least=lambda free: free, leads=True))
+    monkeypatch.setattr(
+        "foredraft.compose.load.Ranks", lambda **_: SimpleNamespace(least=lambda free: free, leads=True)
+    )
     with pytest.raises(DrafterError, match="2 processes.*Bandit"):
         foredraft.load(model, "bandit:prompt_lookup+max_gram")
 

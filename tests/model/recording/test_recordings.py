@@ -98,6 +98,50 @@ def test_what_cannot_be_recorded_runs_as_it_is(caplog: pytest.LogCaptureFixture)
     assert "fails" not in {segment for segment, _ in replay.fallbacks}
 
 
+def test_a_shape_that_cannot_be_recorded_leaves_the_others_recorded():
+    def reads(value: Tensor, number: int) -> Tensor:
+        return value + (value.sum().item() if number == 2 else number)
+
+    replay = Traced()
+    for number in (2, 1, 2, 3, 1, 3):
+        expected = 3 if number == 2 else 1 + number
+        assert replay("a", Sizes(2, 2), reads, torch.ones(2, 1), number).eq(expected).all()
+    assert replay.recordings == {"a": 2} and replay.replays == 4 and len(replay.fallbacks) == 1
+
+
+def test_what_never_records_is_tried_for_a_few_shapes():
+    tried = []
+
+    def reads(value: Tensor, number: int) -> Tensor:
+        tried.append(number)
+        return value * value.sum().item()
+
+    replay = Traced()
+    for number in range(10):
+        assert replay("a", Sizes(1, 1), reads, torch.full((1, 1), 2.0), number).eq(4).all()
+    assert len(tried) == 10 + module.MAX_FAILURES
+
+
+def test_a_recording_for_which_memory_was_short_is_tried_again_with_another_cache(monkeypatch: pytest.MonkeyPatch):
+    replay, record, short = Traced(), Traced._record, [True]
+
+    def recorded(*args: Any) -> Any:
+        try:
+            if short[0]:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+        finally:
+            if short[0]:
+                raise RuntimeError("the capture has ended")  # noqa: B012
+        return record(*args)
+
+    monkeypatch.setattr(Traced, "_record", recorded)
+    for stamp, now_short in ((0, True), (0, False), (1, False), (1, False)):
+        replay.renew(stamp)
+        short[0] = now_short
+        assert replay("a", Sizes(2, 2), torch.neg, torch.ones(2, 1)).eq(-1).all()
+    assert replay.replays == 2 and replay.recordings == {"a": 1}
+
+
 def test_the_number_of_recordings_is_bounded(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "MAX_RECORDINGS", 3)
     replay = Traced()

@@ -156,7 +156,8 @@ class Tuner:
             for prompt in prompts:
                 plain.run([prompt], params)
                 drafting.run([prompt], params)
-            for drafting.probe.short in (1, 2):
+            for short in (1, 2):
+                drafting.probe.short = short
                 drafting.run(prompts[:1], params)
         finally:
             loaded.close()

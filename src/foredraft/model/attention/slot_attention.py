@@ -18,7 +18,6 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.utils.weak import WeakTensorKeyDictionary
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
 
 from foredraft.core.errors import ModelError
@@ -75,8 +74,8 @@ def slot_attention(
 
     Args:
         query: [B, heads, N, E]; ``key`` [B, groups, S, E]; ``value`` [B, groups, S, F].
-        attention_mask: [B, 1, N, S], additive; or a ``Visible.table``, with key and value as the cache stores them;
-            None only if something else runs the model during a forward.
+        attention_mask: [B, 1, N, S], additive, or ``repeated``; or a ``Visible.table``, with key and value as the cache
+            stores them; None only if something else runs the model during a forward.
         softcap: scores become softcap * tanh(scores / softcap), as in Gemma 2.
         s_aux: one sink logit per head that takes part in the softmax, as in GPT-OSS.
         observer: if given, ``key`` and ``value`` are those of the new nodes only.
@@ -124,31 +123,28 @@ def _attend(
     groups = key.shape[1]
     share = heads // groups
     plain = softcap is None and s_aux is None
-    if plain and (query.is_cuda or share * nodes > _FEW):
+    if plain and _fused(query.device, share * nodes):
         packed = query.reshape(rows, groups, share * nodes, query.shape[-1])
-        mask = _repeated(attention_mask, share)
+        mask = repeated(attention_mask, share, nodes)
         output = F.scaled_dot_product_attention(packed, key, value, attn_mask=mask, scale=scale)
     else:
         step = max(_MOST_SCORES // (rows * heads * key.shape[2]), 1)
         parts = []
-        for queries, mask in zip(query.split(step, 2), attention_mask.split(step, 2), strict=True):
+        for queries, mask in zip(query.split(step, 2), attention_mask[:, :, :nodes].split(step, 2), strict=True):
             weights = attention_weights(queries, key, mask, scale, softcap, s_aux).to(value.dtype)
             parts.append((weights.flatten(2, 3) @ value).view(rows, heads, queries.shape[2], -1))
         output = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
     return output.reshape(rows, heads, nodes, -1).transpose(1, 2).contiguous()  # as stock functions do
 
 
-_REPEATED = WeakTensorKeyDictionary()
+def _fused(device: torch.device, queries: int) -> bool:
+    """Whether the fused kernel is faster for so many queries per head."""
+    return device.type == "cuda" or queries > _FEW
 
 
-def _repeated(mask: Float[Tensor, "B 1 N S"], share: int) -> Float[Tensor, "B 1 M S"]:
-    """The mask of the packed queries of ``share`` heads, made once for all layers that get the same mask."""
-    if share == 1:
-        return mask
-    found = _REPEATED.get(mask)
-    if found is None or found.shape[2] != share * mask.shape[2]:
-        found = _REPEATED[mask] = mask.repeat(1, 1, share, 1)
-    return found
+def repeated(mask: Float[Tensor, "B 1 M S"], share: int, nodes: int) -> Float[Tensor, "B 1 L S"]:
+    """The mask of the packed queries of ``share`` heads at these nodes. Layers that get it repeated copy nothing."""
+    return mask if mask.shape[2] == share * nodes else mask[:, :, :nodes].repeat(1, 1, share, 1)
 
 
 def attention_weights(
@@ -218,6 +214,9 @@ class AttentionSwap:
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
+        config = model.config.get_text_config()
+        heads = getattr(config, "num_attention_heads", 1)
+        self._share = heads // (getattr(config, "num_key_value_heads", None) or heads)
         self._configs: list[dict[str, Any]] = []  # their attribute dicts, since a config's own setter is slow
         self._before: list[str | None] = []
         if not model._supports_attention_backend:
@@ -238,6 +237,14 @@ class AttentionSwap:
     def applies(self) -> bool:
         """Whether the model takes our attention."""
         return bool(self._configs)
+
+    def prepared(self, masks: dict[str, Float[Tensor, "B 1 N S"]]) -> dict[str, Float[Tensor, "B 1 M S"]]:
+        """The masks as the layers read them, ``repeated`` where each layer would do it."""
+        first = next(iter(masks.values()))
+        nodes = first.shape[2]
+        if not self.applies or self._share == 1 or not _fused(first.device, self._share * nodes):
+            return masks
+        return {kind: repeated(mask, self._share, nodes) for kind, mask in masks.items()}
 
     def __enter__(self) -> None:
         for index, config in enumerate(self._configs):

@@ -247,7 +247,7 @@ class CausalLM(TargetModel):
         if isinstance(view, SlotView) and view.stored:
             by_type = step.tables(view.lines)
         else:
-            by_type = step.masks(self.dtype)
+            by_type = self._attention.prepared(step.masks(self.dtype))
         masks = by_type if self.layout.by_type else next(iter(by_type.values()))
         options: dict[str, Any] = {"logits_to_keep": keep} if keep is not None and self._keeps_logits else {}
         if observer is not None:

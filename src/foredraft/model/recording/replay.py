@@ -31,6 +31,8 @@ T = TypeVar("T")
 
 MAX_RECORDINGS = 256
 """Most recordings of a segment; inputs of further shapes run eagerly."""
+MAX_FAILURES = 3
+"""A segment that could not be recorded for so many shapes, and for none so far, is not tried again."""
 _CAPTURING = threading.Lock()
 """A capture begins by waiting for the device, which would end one of another thread."""
 _HASHLESS = frozenset({"forward", "draft", "catch-up"})
@@ -116,8 +118,9 @@ class _Recording:
 
 
 class Recorder(Replay, ABC):
-    """Records each segment once for each key; a segment that cannot be recorded runs eagerly, which is logged once.
+    """Records each segment once for each key. What cannot be recorded runs eagerly, which is logged once.
 
+    A key that failed is not tried again, unless memory was short: then it is when ``renew`` drops the recordings.
     A tensor that is a result of a recording is read where it is.
 
     Args:
@@ -131,7 +134,9 @@ class Recorder(Replay, ABC):
         self._stamp: object = ()  # None is that of a closed replay
         self._recordings: dict[object, _Recording] = {}
         self._results: dict[int, Tensor] = {}  # by address
-        self._eager: set[str] = set()  # segments that cannot be recorded
+        self._eager: set[str] = set()  # segments that are not tried again
+        self._failed: dict[object, str] = {}  # segments by the keys that cannot be recorded
+        self._short: set[object] = set()  # keys for which memory was short
         self._children: list[Replay] = []
         self._logged: set[tuple[str, str]] = set()
 
@@ -139,6 +144,7 @@ class Recorder(Replay, ABC):
         if stamp != self._stamp:
             self._recordings.clear()
             self._results.clear()
+            self._short.clear()
             self._stamp = stamp
 
     def child(self) -> Replay:
@@ -182,12 +188,11 @@ class Recorder(Replay, ABC):
         key = (segment, sizes.padded, form, tuple(None if place is None else place.data_ptr() for place in places))
         with torch.inference_mode(False), torch.no_grad():  # buffers must outlive the step; compilers refuse others
             found = self._recordings.get(key)
-            if found is None:
-                found = self._new(segment, sizes, function, form, tensors, places)
-                if found is None:
-                    return eager()
-                self._recordings[key] = found
-            return found(tensors, sizes.rows)
+            if found is None and key not in self._failed and key not in self._short:
+                found = self._new(key, function, sizes.rows, tensors, places)
+            if found is not None:
+                return found(tensors, sizes.rows)
+        return eager()
 
     def _place(self, tensor: Tensor, padded: int) -> Tensor | None:
         """The result of a recording that this tensor is, with all its rows, if it is one."""
@@ -198,25 +203,25 @@ class Recorder(Replay, ABC):
 
     def _new(
         self,
-        segment: str,
-        sizes: Sizes,
+        key: tuple[Any, ...],
         function: Callable[..., Any],
-        form: Any,
+        rows: int,
         tensors: Sequence[Tensor],
         places: Sequence[Tensor | None],
     ) -> _Recording | None:
         """Record a segment; None if it must run eagerly."""
+        segment, padded, form, *_ = key
         if self.recordings.get(segment, 0) >= MAX_RECORDINGS:
             self._note(segment, f"its inputs had {MAX_RECORDINGS} different shapes")
             return None
         buffers = [
-            tensor.new_zeros(sizes.padded, *tensor.shape[1:]) if place is None else None
+            tensor.new_zeros(padded, *tensor.shape[1:]) if place is None else None
             for tensor, place in zip(tensors, places, strict=True)
         ]
         inputs = [buffer if place is None else place for buffer, place in zip(buffers, places, strict=True)]
         for buffer, tensor in zip(buffers, tensors, strict=True):
             if buffer is not None:
-                buffer[: sizes.rows] = tensor
+                buffer[:rows] = tensor
         result: list[Any] = [None]  # of one length: compiled code is made anew where lengths change
 
         def flat(*values: Tensor) -> list[Tensor]:
@@ -229,12 +234,23 @@ class Recorder(Replay, ABC):
         except ForedraftError:
             raise
         except Exception as error:  # anything that a compiler or a driver may raise; a fault of ours recurs eagerly
-            self._eager.add(segment)
-            lines = str(error).strip().splitlines()
-            self._note(segment, f"recording failed with {error.__class__.__name__}: {' '.join(lines[:2])}")
+            self._fail(key, error)
             return None
         self._results.update({each.data_ptr(): each for each in results})
-        return _Recording(buffers, play, result[0], sizes.rows)
+        found = self._recordings[key] = _Recording(buffers, play, result[0], rows)
+        return found
+
+    def _fail(self, key: tuple[Any, ...], error: Exception) -> None:
+        """Note that a key could not be recorded."""
+        segment: str = key[0]
+        if _memory_was_short(error):
+            self._short.add(key)
+        else:
+            self._failed[key] = segment
+            if not self.recordings.get(segment) and list(self._failed.values()).count(segment) >= MAX_FAILURES:
+                self._eager.add(segment)
+        lines = str(error).strip().splitlines()
+        self._note(segment, f"recording failed with {error.__class__.__name__}: {' '.join(lines[:2])}")
 
     @abstractmethod
     def _another(self) -> "Recorder":
@@ -255,6 +271,13 @@ class Recorder(Replay, ABC):
         if reason and (segment, reason) not in self._logged:
             self._logged.add((segment, reason))
             _log.warning("The %s of a step runs eagerly: %s.", segment, reason)
+
+
+def _memory_was_short(error: BaseException | None) -> bool:
+    """Whether an error or one behind it says so; a capture that ends early raises another one."""
+    while error is not None and not isinstance(error, torch.OutOfMemoryError):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 @final
