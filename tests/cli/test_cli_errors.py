@@ -28,6 +28,7 @@ CASES: dict[str, dict[str, tuple[tuple[str, ...], str]]] = {
         "logprobs without json": (("--logprobs", "1", PROMPT), "--json"),
         "two prompts": ((PROMPT, "--prompt-file", "x"), "Two prompts were given"),
         "two words": ((PROMPT, "more"), "more"),
+        "model and prompt": (("sample", PROMPT), "The model is an option: -m MODEL."),
         "no such prompt file": (("--prompt-file", "no/such/file"), "no/such/file"),
         "prompt file is a folder": (("--prompt-file", "."), "directory"),
         "not text": (("caf\udce9",), "UTF-8"),
@@ -47,7 +48,9 @@ CASES: dict[str, dict[str, tuple[tuple[str, ...], str]]] = {
         "no such prompts": (("--prompts", "nowhere.jsonl"), "Cannot read the prompt file nowhere.jsonl"),
         "not a number": (("--max-new-tokens", "many"), "'--max-new-tokens'"),
         "unknown option": (("--colour", "red"), "--colour"),
+        "a model": (("sample",), "The model is an option: -m MODEL."),
     },
+    "serve": {"a model": (("sample",), "The model is an option: -m MODEL.")},
     "check": {
         "nothing sampled": (("--temperature", "0"), "The statistical test needs --temperature above 0"),
         "no prompts wanted": (("--count", "-1"), "--count must be 0 or more"),

@@ -17,6 +17,7 @@ from foredraft.serve.options import ServeOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
+IMAGE = (DEPLOY / "Dockerfile").read_text("utf-8")
 
 
 def test_every_metric_of_the_dashboard_exists_and_every_metric_of_ours_is_shown():
@@ -40,7 +41,7 @@ def test_the_unit_and_the_image_leave_time_to_drain():
     unit = (DEPLOY / "foredraft.service").read_text("utf-8")
     seconds = int(typing.cast(re.Match[str], re.search(r"TimeoutStopSec=(\d+)", unit))[1])
     assert seconds > ServeOptions().drain_seconds
-    assert 'ENTRYPOINT ["foredraft", "serve"' in (DEPLOY / "Dockerfile").read_text("utf-8")
+    assert 'ENTRYPOINT ["foredraft", "serve"' in IMAGE
 
 
 def shipped(name: str, extras: frozenset[str], found: set[str]) -> set[str]:
@@ -61,5 +62,14 @@ def test_the_image_installs_pinned_versions_only():
     ships = shipped("foredraft", frozenset({"serve"}), set()) - {"foredraft"}
     gpu = {name for name in ships if name.startswith(("nvidia-", "cuda-"))}  # their versions are torch's own
     assert len(ships) > 30 and ships - gpu - set(pinned) == set()
-    installs = re.findall(r"pip install .*", (DEPLOY / "Dockerfile").read_text("utf-8"))
+    installs = re.findall(r"pip install .*", IMAGE)
     assert len(installs) == 2 and all("-c /src/constraints.txt" in each for each in installs)
+
+
+def test_the_image_copies_all_files_that_the_wheel_is_built_from():
+    copied = {name for line in re.findall(r"^COPY (?!--from)(.*) \S+$", IMAGE, re.MULTILINE) for name in line.split()}
+    project = (ROOT / "pyproject.toml").read_text("utf-8")
+    named = re.findall(r'^(?:readme|path) = "(.*)"$|^license-files = \["(.*)"\]$', project, re.MULTILINE)
+    files = {name for names in named for name in names if name}
+    assert {"README.md", "LICENSE", "hatch_build.py"} <= files
+    assert files | {"pyproject.toml", "src", "constraints.txt"} == copied

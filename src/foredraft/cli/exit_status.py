@@ -83,9 +83,11 @@ def _print_and_status(error: BaseException) -> int:
     if isinstance(error, ForedraftError):
         print_error(str(error))
         return REFUSED
-    context = getattr(error, "ctx", None)
-    hint = f" (See {context.command_path} --help.)" if context else ""
-    print_error(error.format_message() + hint)  # type: ignore[attr-defined]
+    context, said = getattr(error, "ctx", None), error.format_message()  # type: ignore[attr-defined]
+    options = [name for each in context.command.params for name in each.opts] if context else []
+    if "--model" in options and said.startswith("Got unexpected extra argument"):  # as vLLM takes it
+        said += " The model is an option: -m MODEL."
+    print_error(said + (f" (See {context.command_path} --help.)" if context else ""))
     return REFUSED
 
 

@@ -22,7 +22,7 @@ from foredraft.compose.spec import Spec
 from foredraft.core.drafter import Drafter
 from foredraft.core.errors import DrafterError, ModelError, OptionError
 from foredraft.core.io import stored_acceptance_length
-from foredraft.core.openmp import crowded, release_threads
+from foredraft.core.openmp import release_threads
 from foredraft.core.sampling.params import check_count, check_known
 from foredraft.core.verify import RULES, check_legal
 from foredraft.engine.engine import Engine
@@ -173,11 +173,8 @@ class _Loader:
         if self.draft_options and not any(names_draft(spec) for spec in specs):
             raise OptionError("draft_options apply only to a draft model loaded by its name: leave them out.")
         kinds = [_kind(spec, self.verifier) for spec in specs]
-        advice = crowded()  # before this process is what keeps the cores busy
         before = initialised()
         loaded = _load(self.target, self.weights)
-        if advice is not None and loaded.model.device.type == "cpu":
-            _log.warning(advice)
         models = [self._target(loaded)]
         if loaded.file is not None:  # it was read
             loaded = replace(loaded, file=None)

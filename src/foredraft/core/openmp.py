@@ -63,24 +63,6 @@ def kernel_threads() -> int:
     return getattr(_kernels, "count", None) or torch.get_num_threads()
 
 
-def crowded() -> str | None:
-    """What to set if other programs keep this machine's cores busy; None if they do not, or threads are set.
-
-    OpenMP's threads spin while they wait for each other: of two processes with a thread for each core, each waits for
-    cores that the other one's idle threads hold. Threads that sleep slow down a process that is alone, so the choice is
-    the user's.
-    """
-    if os.name != "posix" or "OMP_NUM_THREADS" in os.environ or "OMP_WAIT_POLICY" in os.environ:
-        return None
-    cores, busy = os.cpu_count() or 1, os.getloadavg()[0]
-    if cores == 1 or busy < cores / 2:
-        return None
-    return (
-        f"Other programs keep {min(busy, cores):.1f} of {cores} cores busy, and spinning threads slow down all of "
-        f"them: start each with OMP_NUM_THREADS={max(1, round(cores - busy))}, or with OMP_WAIT_POLICY=passive."
-    )
-
-
 @cache
 def _pause_function() -> "ctypes._NamedFuncPointer | None":
     """``omp_pause_resource_all`` (OpenMP 5.0) of libgomp, which ends the calling thread's team only.

@@ -25,6 +25,7 @@ from foredraft.engine.prefix_cache import PrefixCache
 from foredraft.engine.prompt_reader import PromptReader, prefill_failure
 from foredraft.engine.request import Decode, Request, Sequence, fail_all
 from foredraft.engine.row_work import Prepared, RowFaults
+from foredraft.engine.shared_cores import SharedCores
 from foredraft.engine.state import Batch
 from foredraft.engine.step import Stepper, round_up
 from foredraft.model.base import TargetModel
@@ -34,7 +35,6 @@ from foredraft.model.text.grammar import GrammarCompiler
 from foredraft.model.text.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
-
 _CPU_PREFILL, _PREFILL = 64, 512
 """Prompt tokens that a step reads while rows run, on a CPU and elsewhere: they take about as long as a step."""
 
@@ -92,13 +92,13 @@ class Engine:
         self._drafter_rows: set[int] = set()  # rows that may have been admitted to the drafter
         self._drafted = True  # the last plan drafts something
         self.ahead = Ahead(target.device.type == "cuda" and target.ranks == 1)
+        self._cores = SharedCores(watch=target.device.type == "cpu")
         self._in_step = False  # a step has begun and has neither ended nor been cleaned up
         self._lock = threading.RLock()
         self.closed = False
 
     def __repr__(self) -> str:
-        rows = f"running={self.running}, waiting={self.waiting}, max_rows={self.max_rows}"
-        return f"Engine({self.target.name}, {rows})"
+        return f"Engine({self.target.name}, running={self.running}, waiting={self.waiting}, max_rows={self.max_rows})"
 
     @property
     def max_rows(self) -> int:
@@ -263,7 +263,7 @@ class Engine:
         faults = RowFaults()
         try:
             self._in_step = True
-            with self.target.stepping():
+            with self._cores.step(), self.target.stepping():
                 self._admit(faults)
                 self._read_prompts(faults)
                 if len(self._batch):
