@@ -38,8 +38,8 @@ class Usage(NamedTuple):
 class SharedCores:
     """Chooses the threads of steps: one for each core of this process that other programs leave free.
 
-    Fewer at the first look that finds a core in use, more when it has been free for a second. A step's results have the
-    same bits with any number. Where the use of cores is unknown, the number is torch's.
+    Fewer at the first look that finds a core in use, more when it has been free for a second. Where the use of cores is
+    unknown, the number is torch's.
     """
 
     def __init__(self, *, watch: bool) -> None:
