@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import shared_noise
 from origin import origin_line
 from reading import quartiles, read
 
@@ -130,6 +131,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "pruned_drafts": depth,
     "online": online,
     "universal": universal,
+    "shared_noise": shared_noise.table,
 }
 """By name of the page."""
 

@@ -151,7 +151,7 @@ def table(path: Path = RESULTS) -> str:
     for cell in kinds["cell"]:
         texts.setdefault((cell["target"], cell["spec"], cell["rule"], cell["temperature"]), []).extend(cell["texts"])
         nodes[cell["spec"]] = cell["nodes"]
-    lines, heats = [], sorted({key[3] for key in texts})
+    lines, heats = [], sorted({key[3] for key in texts if key[2] == SHARED})
     for target in dict.fromkeys(key[0] for key in texts):
         lines += [f"| {target}: drafter, nodes, ratio rule |" + "".join(f" T = {heat:g} |" for heat in heats)]
         lines += ["| --- |" + " ---: |" * len(heats)]

@@ -1,6 +1,7 @@
 """``foredraft bench`` from the command line to the file, the tables and the exit status."""
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,10 +9,14 @@ from typing import Any
 import pytest
 from cli_cases import Run
 
+import foredraft
 from foredraft.bench.measure.arms import StockArm
 from foredraft.bench.measure.compare import FEWEST
 from foredraft.bench.measure.records import Run as Call, read_runs
 from foredraft.cli.exit_status import UNJUDGED
+from foredraft.core.errors import DrafterError
+from foredraft.core.io import CALIBRATION
+from foredraft.model.loading.load import resolve
 
 ARMS = ("none", "prompt_lookup", "transformers")
 
@@ -198,3 +203,44 @@ def test_files_that_cannot_be_compared_are_one_sentence(run: Run, tmp_path: Path
     assert "share no arm" in run("bench", "--compare", a, empty).refusal
     assert "nowhere.jsonl" in run("bench", "--compare", a, tmp_path / "nowhere.jsonl").refusal
     assert "--tolerance must be at least 0" in run("bench", "--compare", a, a, "--tolerance", "2").refusal
+
+
+def test_calibrate_stores_what_was_learned_with_the_head_and_load_begins_with_it(
+    run: Run, questions: Path, out: Path, tmp_path: Path
+):
+    head = tmp_path / "head"
+    shutil.copytree(resolve("sample-eagle3"), head, ignore=shutil.ignore_patterns(CALIBRATION))
+    spec = f"eagle3:{head}"
+    usual = ("--prompts", questions, "--max-new-tokens", "48", "--device", "cpu", "--out", out)
+    measure = ("bench", "-m", "sample", "-d", "none", "-d", spec, *usual)
+    assert run(*measure).status == 0
+    assert not (head / CALIBRATION).exists(), "nothing is written unless it is asked for"
+    out.unlink()
+    ended = run(*measure, "--temperature", "0", "--temperature", "1", "--calibrate")
+    assert ended.status == 0 and CALIBRATION in ended.out
+    stored = json.loads((head / CALIBRATION).read_text())
+    assert stored.keys() == {"eagle3"} and stored["eagle3"].keys() == {"0", "2"}
+    assert all(weights != [0, 1, 0, 0] for weights in stored["eagle3"].values())
+    assert foredraft.load("sample", spec, device="cpu").engine.policy.state()["weights"] == stored["eagle3"]
+    other = foredraft.load("sample", f"{spec},nodes=3", device="cpu").engine.policy
+    assert other.state()["weights"] == stored["eagle3"]
+
+
+@pytest.mark.parametrize("content", ['{"eagle3": {"0": [1, 2]}}', '{"eagle3": 3}'])
+def test_a_damaged_calibration_is_named(content: str, tmp_path: Path):
+    head = tmp_path / "head"
+    shutil.copytree(resolve("sample-eagle3"), head, ignore=shutil.ignore_patterns(CALIBRATION))
+    (head / CALIBRATION).write_text(content)
+    with pytest.raises(DrafterError, match=f"{CALIBRATION} holds no valid state of a policy; delete it"):
+        foredraft.load("sample", f"eagle3:{head}", device="cpu")
+
+
+def test_calibrate_needs_a_folder_that_can_be_written_to(
+    run: Run, model: Path, questions: Path, out: Path, tmp_path: Path
+):
+    ended = run(*command(model, questions, out, "--calibrate"))
+    assert ended.status == 2 and "--calibrate needs an arm with a head or draft model in a folder" in ended.err
+    head = tmp_path / "head"
+    (head / CALIBRATION).mkdir(parents=True)
+    ended = run(*command(model, questions, out, "--calibrate", arms=["none", f"eagle3:{head}"]))
+    assert ended.status == 2 and "Cannot write" in ended.err and not out.exists()

@@ -182,6 +182,18 @@ def test_the_acceptance_model_believes_the_draft_until_it_knows_better():
     assert model.weights == pytest.approx((-0.2, 1.0, 0.0, 0.0), abs=0.3) and model.weights.one < 0
 
 
+def test_batches_of_the_acceptance_model_grow_and_it_starts_from_what_is_stored():
+    stored, chance = Features(-0.5, 0.7, -0.4, 1.0), random.Random(0)
+    model, changes = AcceptanceModel(stored), []
+    for number in range(1200):
+        before = model.weights
+        model.learn(Features.of(chance.uniform(0.02, 0.98), 1, 0.5), accepted=chance.random() < 0.5)
+        changes += [number] if model.weights != before else []
+    sizes = [after - before for before, after in zip([-1, *changes], changes, strict=False)]
+    assert sizes[0] == AcceptanceModel.BATCH and sizes == sorted(sizes) and sizes[-1] == AcceptanceModel.MOST
+    assert AcceptanceModel(stored).weights == stored
+
+
 def test_times_rise_with_the_size_and_are_interpolated():
     assert rising_means([(1.0, 1), (3.0, 1), (2.0, 1), (4.0, 1)]) == [1.0, 2.5, 2.5, 4.0]
     times = ForwardTimes()

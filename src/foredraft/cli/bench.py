@@ -70,6 +70,10 @@ class Output:
     texts: bool = field(default=True, metadata={"help": "Do not write the outputs' tokens and text to the file."})
     costs: bool = field(default=False, metadata={"help": "Also time forwards by nodes, cached tokens and batch size."})
     watch: int = field(default=0, metadata={"help": "Also record acceptance by draft position, on N prompts per task."})
+    calibrate: bool = field(
+        default=False,
+        metadata={"help": "Store how often drafts were accepted in the folders of heads and draft models."},
+    )
     spec_bench: str | None = field(default=None, metadata={"help": "Folder for answers in Spec-Bench's format."})
     json: bool = field(default=False, metadata={"help": "Print one JSON object instead of tables."})
 
@@ -115,7 +119,7 @@ def command(
     _check(what, shown)
     check_processes(compared.tensor_parallel)
     prompts = what.read()
-    from foredraft.bench.measure.arms import ArmContext, ArmSpec, make_arms, short_name
+    from foredraft.bench.measure.arms import ArmContext, ArmSpec, calibrated, make_arms, short_name, store_calibrations
     from foredraft.bench.measure.run import Bench, Settings, make_groups, read_existing
     from foredraft.bench.measure.watch import ExtraMeasurements
 
@@ -127,8 +131,9 @@ def command(
     groups = make_groups(prompts, sampling.temperature, what.batch_size, what.repeats)
     path = Path(shown.out)
     read_existing(path, settings)  # fail before loading if the file has other settings
+    specs = [ArmSpec.parse(text) for text in compared.drafter]
+    folders = calibrated(specs, compared.model) if shown.calibrate else {}
     with busy(f"Loading {compared.model}"):
-        specs = [ArmSpec.parse(text) for text in compared.drafter]
         context = ArmContext(
             compared.model, max_batch=max(what.batch_size), tensor_parallel=compared.tensor_parallel, **about
         )
@@ -146,7 +151,11 @@ def command(
     except KeyboardInterrupt as error:
         kept = f"Interrupted; {path} keeps what was measured, and the same command continues it."
         raise Interrupted(kept, error) from None
+    stored = store_calibrations(made, folders)
     _show(path, shown)
+    if not shown.json:
+        for each in stored:
+            output().print(f"{each} has what was learned of acceptance.", soft_wrap=True, markup=False)
 
 
 def _check(what: Prompts, shown: Output) -> None:

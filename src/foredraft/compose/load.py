@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from foredraft.compose.drafters import DrafterBuilder
 from foredraft.compose.spec import Spec
 from foredraft.core.drafter import Drafter
 from foredraft.core.errors import DrafterError, ModelError, OptionError
-from foredraft.core.io import stored_acceptance_length
+from foredraft.core.io import CALIBRATION, stored_acceptance_length, stored_calibration
 from foredraft.core.openmp import release_threads
 from foredraft.core.sampling.params import check_count, check_known
 from foredraft.core.verify import RULES, check_legal
@@ -334,14 +335,33 @@ def _load(target: Target, weights: str | None) -> Loaded:
 def _policy(spec: Spec | Drafter, drafter: Drafter) -> Policy:
     """The policy of the method's options; for a ``Drafter`` object, always its longest draft."""
     if isinstance(spec, Spec):
-        length = None if spec.path is None else stored_acceptance_length(resolve(spec.path))
+        folder = None if spec.path is None else resolve(spec.path)
+        length = None if folder is None else stored_acceptance_length(folder)
         prior = NEUTRAL if length is None else 1 - 1 / length  # assuming a constant acceptance rate
         made = policy_for(spec.drafting, drafter.needs, off_from=spec.off_from, prior=prior)
-        try:
-            made.restore(spec.learned or {})
-        except (AttributeError, KeyError, TypeError, ValueError):
-            raise DrafterError("The tuned file holds no valid state of a policy; run foredraft tune again.") from None
+        if folder is not None:
+            _restore(made, stored_calibration(folder, spec.name), f"{folder}/{CALIBRATION}", "delete it")
+        _restore(made, spec.learned or {}, "The tuned file", "run foredraft tune again")
         return made
     if spec.needs.max_nodes < 1:
         raise DrafterError(f"{spec.__class__.__name__}.needs.max_nodes is 0: set it to the size of its largest draft.")
     return Constant(drafter.needs.longest)
+
+
+def _restore(policy: Policy, learned: Mapping[str, Any], file: str, advice: str) -> None:
+    """Start a policy from what a file holds."""
+    try:
+        policy.restore(learned)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise DrafterError(f"{file} holds no valid state of a policy; {advice}.") from None
+
+
+def calibrated_folder(target: Any, drafter: str) -> str | None:
+    """The folder of a spec's head or draft model, where its calibration is kept; None if it has no folder.
+
+    Raises:
+        OptionError: the spec is not valid.
+    """
+    spec = as_spec(target, drafter)
+    folder = resolve(spec.path) if isinstance(spec, Spec) and spec.path is not None else None
+    return folder if folder is not None and Path(folder).is_dir() else None

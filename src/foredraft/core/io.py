@@ -199,6 +199,34 @@ def stored_acceptance_length(folder: str) -> float | None:
         return None
 
 
+CALIBRATION = "calibration.json"
+"""In the folder of a head or draft model: by method, the weights of its acceptance model; see ``Policy.state``."""
+
+
+def stored_calibration(folder: str, method: str) -> dict[str, Any]:
+    """What ``store_calibration`` has stored for a method, as a policy's state; empty if there is nothing."""
+    try:
+        return {"weights": json.loads((Path(folder) / CALIBRATION).read_text(encoding="utf-8"))[method]}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def store_calibration(folder: str, method: str, weights: Mapping[str, Any]) -> Path:
+    """Store the acceptance weights of a method, by temperature, beside those of other methods and temperatures.
+
+    Raises:
+        OptionError: the file cannot be written.
+    """
+    path = Path(folder) / CALIBRATION
+    try:
+        known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        rounded = {heat: [round(weight, 4) for weight in each] for heat, each in weights.items()}
+        atomic_write_text(path, json.dumps({**known, method: {**known.get(method, {}), **rounded}}, indent=2) + "\n")
+    except OSError as error:
+        raise OptionError(f"Cannot write {path}: {error.strerror}; remove --calibrate.") from None
+    return path
+
+
 def short(word: str) -> str:
     """The file name of an absolute path; other strings unchanged."""
     return Path(word).name if word.startswith("/") else word

@@ -2,15 +2,15 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import final
 
-from foredraft.compose.load import BUNDLED_DRAFTS, load_many
+from foredraft.compose.load import BUNDLED_DRAFTS, calibrated_folder, load_many
 from foredraft.core.drafter import Background
 from foredraft.core.errors import OptionError
-from foredraft.core.io import shortened
+from foredraft.core.io import CALIBRATION, check_writable, shortened, store_calibration
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.stats import DecodeStats
 from foredraft.engine.generator import Generator
@@ -191,6 +191,32 @@ def _stock_arms(specs: Sequence[ArmSpec], context: ArmContext) -> dict[str, Benc
         lookup = _LOOKUP if kind == "transformers_lookup" else 0
         made[each.name] = StockArm(each.name, model, context.max_batch, assistant, lookup)
     return made
+
+
+def calibrated(specs: Sequence[ArmSpec], model: str) -> dict[str, str]:
+    """The folders of the arms that have one for their calibration, by the arm's name.
+
+    Raises:
+        OptionError: there are none, or one cannot be written to.
+    """
+    ours = {each.name: calibrated_folder(model, each.spec) for each in specs if not each.stock}
+    found = {name: folder for name, folder in ours.items() if folder is not None}
+    if not found:
+        raise OptionError("--calibrate needs an arm with a head or draft model in a folder, such as -d eagle3:HEAD.")
+    for folder in found.values():
+        check_writable(Path(folder) / CALIBRATION)
+    return found
+
+
+def store_calibrations(arms: Sequence[BenchArm], folders: Mapping[str, str]) -> list[Path]:
+    """Store what the arms' policies have learned of acceptance, with their heads and draft models."""
+    stored: list[Path] = []
+    for arm in arms:
+        if isinstance(arm, LoopArm) and arm.name in folders:
+            weights = arm.generator.engine.policy.state().get("weights")
+            if weights:
+                stored.append(store_calibration(folders[arm.name], arm.generator.kind.method, weights))
+    return stored
 
 
 def short_name(model: str) -> str:

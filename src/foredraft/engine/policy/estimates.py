@@ -18,17 +18,20 @@ DROPPED = 0
 class AcceptanceModel:
     """The probability that a child of an accepted node is accepted: logistic regression, learned online.
 
-    A step of Newton's method for each ``BATCH`` children, on a curvature that forgets old ones in favour of the prior:
-    that the draft's own probabilities are right.
+    A step of Newton's method for each batch of children, on a curvature that forgets old ones in favour of the prior.
+    Batches grow with what is known, since a few more children change it little.
+
+    Args:
+        prior: weights to start from; by default the draft's own probabilities are right.
     """
 
-    FADE, BATCH = 0.9996, 12  # per child; children of a step
-    PRIOR = (0.0, 1.0, 0.0, 0.0)
+    FADE, BATCH, MOST = 0.9996, 12, 96  # per child; children of the first batches, and of later ones
+    PRIOR = Features(0.0, 1.0, 0.0, 0.0)
     PRECISION = np.diag([2.0, 8.0, 4.0, 4.0])  # of the prior: about the information of so many tokens
 
-    def __init__(self, weights: Sequence[float] = PRIOR) -> None:
-        self.weights = Features(*weights)
-        self._curvature = self.PRECISION
+    def __init__(self, prior: Features = PRIOR) -> None:
+        self.weights = self._prior = prior
+        self._curvature, self._learned = self.PRECISION, 0
         self._seen: list[Features] = []
         self._accepted: list[bool] = []
 
@@ -36,13 +39,14 @@ class AcceptanceModel:
         """Learn from a child of an accepted node."""
         self._seen.append(features)
         self._accepted.append(accepted)
-        if len(self._seen) < self.BATCH:
+        if len(self._seen) < min(max(self.BATCH, self._learned // 8), self.MOST):
             return
-        x, weights, fade = np.array(self._seen), np.array(self.weights), self.FADE**self.BATCH
+        x, weights, fade = np.array(self._seen), np.array(self.weights), self.FADE ** len(self._seen)
         chances, prior = 1 / (1 + np.exp(-x @ weights)), (1 - fade) * self.PRECISION
         self._curvature = fade * self._curvature + prior + (x.T * (chances * (1 - chances))) @ x
-        slope = x.T @ (np.array(self._accepted) - chances) + prior @ (np.array(self.PRIOR) - weights)
+        slope = x.T @ (np.array(self._accepted) - chances) + prior @ (np.array(self._prior) - weights)
         self.weights = Features(*(weights + np.linalg.solve(self._curvature, slope)).tolist())
+        self._learned += len(self._seen)
         self._seen, self._accepted = [], []
 
 

@@ -112,7 +112,7 @@ class Throughput(Policy):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         for heat, weights in state.get("weights", {}).items():
-            self._models[int(heat)] = AcceptanceModel([float(weight) for weight in Features(*weights)])
+            self._models[int(heat)] = AcceptanceModel(Features(*map(float, Features(*weights))))
         for key, saved in state.get("paces", {}).items():
             rows, heat = (int(number) for number in key.split("/"))
             self._paces[rows, heat] = Pace.restored(saved)
