@@ -17,7 +17,7 @@ from foredraft.cli.flags import Group, flags
 from foredraft.core.errors import OptionError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from foredraft.bench.measure.compare import Change
     from foredraft.bench.prompts import BenchPrompt
@@ -151,11 +151,7 @@ def command(
     except KeyboardInterrupt as error:
         kept = f"Interrupted; {path} keeps what was measured, and the same command continues it."
         raise Interrupted(kept, error) from None
-    stored = store_calibrations(made, folders)
-    _show(path, shown)
-    if not shown.json:
-        for each in stored:
-            output().print(f"{each} has what was learned of acceptance.", soft_wrap=True, markup=False)
+    _show(path, shown, store_calibrations(made, folders))
 
 
 def _check(what: Prompts, shown: Output) -> None:
@@ -191,8 +187,8 @@ def _progress() -> "Iterator[Callable[[int, int, str], None]]":
         yield report
 
 
-def _show(path: Path, shown: Output) -> None:
-    """Print all results in the file, including earlier ones."""
+def _show(path: Path, shown: Output, stored: "Sequence[Path]") -> None:
+    """Print all results in the file, including earlier ones, and which calibrations were stored."""
     from foredraft.bench.measure.records import read_runs
     from foredraft.bench.measure.summary import summarise
     from foredraft.cli.report import show, to_json
@@ -207,6 +203,8 @@ def _show(path: Path, shown: Output) -> None:
         typer.echo(json.dumps(to_json(summary)))
         return
     show(summary, output(), full=False)
+    for each in stored:
+        output().print(f"{each} has what was learned of acceptance.", soft_wrap=True, markup=False)
     for run in file.errors[:3]:
         errors().print(f"{run.arm} on {run.task} {', '.join(run.prompts)}: {run.error}", soft_wrap=True, markup=False)
     output().print(f"All calls are in {path}; foredraft report {path} --html PAGE shows more.", style="dim")
