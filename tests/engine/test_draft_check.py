@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from foredraft.model.masks import StepIn
 
 import runs
 import tiny
@@ -18,7 +19,6 @@ from foredraft.core.tree import PAD, TokenTree
 from foredraft.engine import draft_check
 from foredraft.engine.draft_check import checked
 from foredraft.engine.generator import Generator
-from foredraft.model.masks import StepIn
 from runs import model
 
 PROMPTS = tiny.prompts((5, 9))

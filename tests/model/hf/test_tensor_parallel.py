@@ -17,7 +17,6 @@ import laws
 import random_heads
 import tiny
 from foredraft.core.errors import DrafterError, OptionError
-
 from foredraft.engine.parallel import _Digests
 from foredraft.heads.formats import save_head
 from foredraft.model.hf.causal_lm import CausalLM

@@ -131,7 +131,7 @@ def test_a_recording_for_which_memory_was_short_is_tried_again_with_another_cach
                 raise torch.OutOfMemoryError("CUDA out of memory")
         finally:
             if short[0]:
-                raise RuntimeError("the capture has ended")  # noqa: B012
+                raise RuntimeError("the capture has ended")
         return record(*args)
 
     monkeypatch.setattr(Traced, "_record", recorded)
