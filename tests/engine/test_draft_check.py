@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from foredraft.model.masks import StepIn
 
 import runs
 import tiny
@@ -19,6 +18,7 @@ from foredraft.core.tree import PAD, TokenTree
 from foredraft.engine import draft_check
 from foredraft.engine.draft_check import checked
 from foredraft.engine.generator import Generator
+from foredraft.model.kv.masks import StepIn
 from runs import model
 
 PROMPTS = tiny.prompts((5, 9))
