@@ -104,19 +104,25 @@ def record(generator: Generator, params: SamplingParams, batch: int, operators: 
     def now() -> list[float]:
         return [operators.count, operators.waits, 0.0] if operators else [0.0, 0.0, time.process_time()]
 
-    call = step_module.Stepper.__call__
+    launch, read, whole = step_module.Stepper.launch, step_module.Stepper.read, ExitStack()
 
-    def whole(*args: Any, **kwargs: Any) -> Any:
-        if recorder._inside:  # a nested loop's step belongs to the phase that runs it
-            return call(*args, **kwargs)
-        with recorder.step(now):
-            return call(*args, **kwargs)
+    def begin(*args: Any) -> Any:
+        if not recorder._inside:  # a nested loop's step belongs to the phase that runs it
+            whole.enter_context(recorder.step(now))
+        return launch(*args)
+
+    def end(*args: Any) -> Any:
+        done = read(*args)
+        if not recorder._inside:
+            whole.close()
+        return done
 
     with ExitStack() as stack:
         for name, owner, attribute in places:
             function = getattr(owner, attribute)
             stack.enter_context(patch.object(owner, attribute, recorder.phase(name, function, now)))
-        stack.enter_context(patch.object(step_module.Stepper, "__call__", whole))
+        stack.enter_context(patch.object(step_module.Stepper, "launch", begin))
+        stack.enter_context(patch.object(step_module.Stepper, "read", end))
         if operators:
             stack.enter_context(operators)
             stack.enter_context(HostReads(operators))

@@ -43,7 +43,7 @@ from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
 from foredraft.drafters.none import NoDrafter
 from foredraft.drafters.partial import Options as PartialOptions, Partial
 from foredraft.drafters.triforce import Options as TriForceOptions, TriForce
-from foredraft.engine.step import Stepper
+from foredraft.engine.step import StepInputs, Stepper
 from foredraft.model.hf.causal_lm import CausalLM
 from foredraft.model.kv.cache import SlotCache
 
@@ -219,7 +219,7 @@ def decode(stepper: Stepper, view: View, length: int, tokens: int) -> dict:
     emitted, seconds = [], []
     while sum(emitted) < tokens:
         started = time.perf_counter()
-        done = stepper(view, Plan((length,)))
+        done = stepper(StepInputs(view, Plan((length,))))
         seconds.append(time.perf_counter() - started)
         emitted.append(len(done.rows[0].emitted))
         view = view.followed_by(done.tail.emitted, [emitted[-1]])

@@ -14,7 +14,7 @@ from foredraft.engine.generator import Generator
 from foredraft.engine.policy import Constant, Heuristic
 from foredraft.engine.policy.throughput import Throughput
 from foredraft.engine.request import Sequence
-from foredraft.engine.step import Drafted, StepDone
+from foredraft.engine.step import Drafted
 from foredraft.model.hf.causal_lm import CausalLM
 from foredraft.model.recording.replay import EAGER, Replay
 from traced import Traced
@@ -40,10 +40,11 @@ class Counted(Ahead):
             self._drop(kept[1])
         return drafted
 
-    def keep(self, sequences: tuple[Sequence, ...], done: StepDone) -> None:
-        super().keep(sequences, done)
-        if done.following is not None and self._kept is None:
-            self._drop(done.following)
+    def drop(self) -> None:
+        kept = self._kept
+        super().drop()
+        if kept is not None:
+            self._drop(kept[1])
 
     def _drop(self, drafted: Drafted) -> None:
         self.dropped += 1

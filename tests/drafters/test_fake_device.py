@@ -5,6 +5,7 @@ See ``fake_device``. There are more requests than rows, so rows start and end be
 
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from foredraft.core.transfer import to_device
 from foredraft.engine.engine import Engine
 from foredraft.engine.generator import Generator, Kind
 from foredraft.engine.policy import Constant
-from foredraft.engine.step import StepDone, Stepper
+from foredraft.engine.step import Drafted, Launched, StepDone, StepInputs, Stepper
 from foredraft.model.hf.causal_lm import CausalLM
 
 NEW = 10
@@ -83,20 +84,32 @@ class Steps:
         self._rows: tuple[int, ...] = ()
         self.waits: set[tuple[str, str]] = set()
         self.traces: dict[tuple[int, int, bool, bool], list[Trace]] = defaultdict(list)
+        self._open = ExitStack()
+        self._makes = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stepper, name)
 
-    def __call__(self, view: View, plan: Plan, *args: Any, **options: Any) -> StepDone:
-        with self._device.record() as trace:
-            done = self._stepper(view, plan, *args, **options)
+    def launch(self, inputs: StepInputs) -> Launched:
+        self._trace = self._open.enter_context(self._device.record())
+        self._makes = False
+        return self._stepper.launch(inputs)
+
+    def propose(self, view: View, plan: Plan) -> Drafted:
+        self._makes = True
+        return self._stepper.propose(view, plan)
+
+    def read(self, launched: Launched) -> StepDone:
+        done = self._stepper.read(launched)
+        self._open.close()
+        trace, inputs = self._trace, launched.inputs
+        view, plan = inputs.view, inputs.plan
         self.waits |= {(wait.file, wait.function) for wait in trace.waits}
         changed, self.admitted = self.admitted or view.rows != self._rows, False
         self._rows = view.rows
         if not changed and (all(plan.lengths) or not plan.length):
             # else drafters may read the prompts of admitted rows, and caches move a row into a hole
-            taken, makes = options["drafted"] is not None, done.following is not None
-            self.traces[len(view.rows), plan.length, taken, makes].append(trace)
+            self.traces[len(view.rows), plan.length, inputs.drafted is not None, self._makes].append(trace)
         return done
 
 

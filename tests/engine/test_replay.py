@@ -2,6 +2,7 @@
 
 import logging
 from collections import defaultdict
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -91,8 +92,8 @@ def test_rows_that_may_hold_something_are_no_padding(monkeypatch: pytest.MonkeyP
     g.generate(prompts, max_new_tokens=30)
     assert (3, 4) in sizes["forward"] & sizes["tail"] & sizes["tree"]
     sizes.clear()
-    stepper = g.engine._stepper.__class__.__call__
-    monkeypatch.setattr(Stepper, "__call__", lambda *args, free_rows, **options: stepper(*args, **options))
+    launch = Stepper.launch
+    monkeypatch.setattr(Stepper, "launch", lambda self, inputs: launch(self, replace(inputs, free_rows=())))
     monkeypatch.setattr(DraftRunner, "release", lambda self, row: None)
     g.generate(prompts, max_new_tokens=30)
     for own in sizes.values():

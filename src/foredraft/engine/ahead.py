@@ -4,12 +4,12 @@ Such a draft does not know how many tokens the last step has appended: ``View.ex
 made without the last step's results. It is dropped if the batch changes before it is verified.
 """
 
-from foredraft.core.drafter import Needs, Plan, Room, View
+from foredraft.core.drafter import Plan, View
 from foredraft.engine.policy import Policy
 from foredraft.engine.prediction import Chains
 from foredraft.engine.request import Sequence
 from foredraft.engine.state import Batch
-from foredraft.engine.step import Drafted, Follow, StepDone
+from foredraft.engine.step import Drafted, Launched, Stepper
 from foredraft.model.prefill import CATCH_UP
 
 _CUT = 8
@@ -34,34 +34,30 @@ class Ahead:
         kept, self._kept = self._kept, None
         return kept[1] if kept is not None and kept[0] == sequences and not any(chains) else None
 
-    def keep(self, sequences: tuple[Sequence, ...], done: StepDone) -> None:
-        """Keep what a step of these sequences has drafted ahead, unless one of them has ended with it."""
-        if done.following is not None and not any(sequence.finished for sequence in sequences):
-            self._kept = sequences, done.following
+    def drop(self) -> None:
+        """Forget the draft."""
+        self._kept = None
 
-    def follow(self, batch: Batch, room: Room, context: int, needs: Needs, policy: Policy) -> Follow | None:
-        """What a step of the batch calls for the next one's view and plan; None if that is not drafted ahead.
+    def draft(self, stepper: Stepper, batch: Batch, policy: Policy, launched: Launched) -> None:
+        """Launch the draft of the next step of the batch behind this one, whose tokens the host does not know yet.
 
-        That is so if the drafter or the policy needs the last step's results, a row has a grammar, or a request records
-        its steps, which are read back later.
-
-        Args:
-            room: as in ``View``.
-            context: the most tokens that the target reads.
+        Nothing is drafted if the drafter or the policy needs the last step's results, a row has a grammar, or a request
+        records its steps, which are read back later.
         """
-        sequences = batch.sequences
-        if not (self.on and needs.ahead and policy.ahead):
-            return None
+        if self.on and stepper.drafter.needs.ahead and policy.ahead:
+            planned = self._planned(stepper, batch, policy, launched)
+            self._kept = planned and (batch.sequences, stepper.propose(*planned))
+
+    def _planned(self, stepper: Stepper, batch: Batch, policy: Policy, launched: Launched) -> tuple[View, Plan] | None:
+        """The next step's view and plan, if it is drafted ahead."""
+        sequences, width = batch.sequences, launched.width
         if any(each.params.record_steps or each.matcher is not None for each in sequences):
             return None
-
-        def after(width: int) -> tuple[View, Plan] | None:
-            limits = [each.draft_limit(context, width) for each in sequences]
-            full = [min(each.draft_limit(context), needs.longest) for each in sequences]
-            cut = sum(limit < most for limit, most in zip(limits, full, strict=True))
-            if _CUT * cut > len(limits) or 2 * width > CATCH_UP:
-                return None
-            view = batch.view(room, width)
-            return view, policy.plan(view, limits)
-
-        return after
+        context, longest = stepper.target.max_length, stepper.drafter.needs.longest
+        limits = [each.draft_limit(context, width) for each in sequences]
+        full = [min(each.draft_limit(context), longest) for each in sequences]
+        cut = sum(limit < most for limit, most in zip(limits, full, strict=True))
+        if _CUT * cut > len(limits) or 2 * width > CATCH_UP:
+            return None
+        view = batch.view(launched.inputs.view.room, width)
+        return view, policy.plan(view, limits)

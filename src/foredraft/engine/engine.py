@@ -27,7 +27,7 @@ from foredraft.engine.request import Decode, Request, Sequence, fail_all
 from foredraft.engine.row_work import Prepared, RowFaults
 from foredraft.engine.shared_cores import SharedCores
 from foredraft.engine.state import Batch
-from foredraft.engine.step import Stepper, round_up
+from foredraft.engine.step import StepDone, StepInputs, Stepper, round_up
 from foredraft.model.base import TargetModel
 from foredraft.model.kv.cache import SlotCache
 from foredraft.model.recording.replay import EAGER, Replay
@@ -213,7 +213,7 @@ class Engine:
                     sequence.finish("cancelled")
             self._admission.drop()
             if not self._in_step:  # else this thread is inside a step, or the next step starts with a cleanup
-                self._sweep()
+                self._retire_finished()
 
     def abandon(self, sequences: Iterable[Sequence]) -> None:
         """Cancel these at the start of the next step.
@@ -259,7 +259,7 @@ class Engine:
             self._step()
 
     def _step(self) -> None:
-        self._clean() if self._in_step else self._sweep()  # an earlier interruption may have left rows behind
+        self._clean() if self._in_step else self._retire_finished()  # an earlier interruption may have left rows behind
         faults = RowFaults()
         try:
             self._in_step = True
@@ -274,12 +274,12 @@ class Engine:
                 fail_all(self._running().values(), f"A step of this request's batch failed: {error}")
             self._clean()
             raise
-        self._sweep()
+        self._retire_finished()
         if faults.first is not None:
             raise faults.first
 
-    def _sweep(self) -> None:
-        """Retire ended rows. An interrupted sweep is repeated."""
+    def _retire_finished(self) -> None:
+        """Retire ended rows. If this is interrupted, it is repeated."""
         for row, sequence in zip(self._batch.rows, self._batch.sequences, strict=True):
             if sequence.finished:
                 self.prefixes.end(row, sequence)
@@ -288,6 +288,7 @@ class Engine:
         running = self._running()
         self._release(self._drafter_rows.difference(running))
         if not running:
+            self.ahead.drop()
             self._admission.rest()
 
     def _clean(self) -> None:
@@ -364,8 +365,25 @@ class Engine:
         except Exception:
             if not row_work.end_unprepared(self._batch, self.target.max_length, faults):
                 raise
-        self._sweep()
+        self._retire_finished()
         return Prepared.of(self._batch, self._stepper, self.target.max_length) if len(self._batch) else None
+
+    def _inputs(self, prepared: Prepared) -> StepInputs:
+        """The next step of the batch, with its plan or the draft that was made ahead."""
+        view, limits, chains = prepared
+        sequences = self._batch.sequences
+        drafted = self.ahead.take(sequences, chains)
+        allowed = [0 if chain else limit for limit, chain in zip(limits, chains, strict=True)]
+        return StepInputs(
+            view=view,
+            plan=drafted.plan if drafted else self._plan(view, allowed),
+            drafted=drafted,
+            chains=chains,
+            matchers=matchers_of(sequences),
+            free_rows=frozenset(self._admission.free_rows(self._running())) if self._stepper.replay.records else (),
+            batch=self._batch,
+            logprobs=any(sequence.params.logprobs is not None for sequence in sequences),
+        )
 
     def _advance(self, faults: RowFaults) -> None:
         """Run one step of all rows and extend each sequence."""
@@ -373,28 +391,18 @@ class Engine:
         prepared = self._prepared(faults)
         if prepared is None:
             return
-        batch, (view, limits, chains) = self._batch, prepared
-        sequences = batch.sequences
-        drafted = self.ahead.take(sequences, chains)
-        allowed = [0 if chain else limit for limit, chain in zip(limits, chains, strict=True)]
-        plan = drafted.plan if drafted else self._plan(view, allowed)
-        self._drafted = any(plan.lengths) or any(chains)
-        done = self._stepper(
-            view,
-            plan,
-            chains,
-            logprobs=any(sequence.params.logprobs is not None for sequence in sequences),
-            matchers=matchers_of(sequences),
-            free_rows=self._admission.free_rows(self._running()) if self._stepper.replay.records else (),
-            batch=batch,
-            drafted=drafted,
-            follow=self.ahead.follow(batch, view.room, self.target.max_length, self.drafter.needs, self.policy),
-            without=lambda rows: batch.view(view.room, idle=rows),
-        )
+        inputs, sequences = self._inputs(prepared), self._batch.sequences
+        self._drafted = any(inputs.plan.lengths) or any(inputs.chains)
+        launched = self._stepper.launch(inputs)
+        self.ahead.draft(self._stepper, self._batch, self.policy, launched)
+        done = self._stepper.read(launched)
         kept = row_work.extend(sequences, done, faults)
-        if sick := [row for row, result in zip(view.rows, done.rows, strict=True) if not result.healthy]:
-            self._stepper.cache.zero(sick)  # NaN would leak into the rows' next requests
-        self.ahead.keep(sequences, done)
+        self._zero_unhealthy(inputs.view.rows, done)
         done.host_seconds = time.perf_counter() - started - done.draft_seconds - done.verify_seconds
-        self.policy.observe(view, plan, done)
+        self.policy.observe(inputs.view, inputs.plan, done)
         row_work.count(sequences, done, kept, time.perf_counter() - started, faults)
+
+    def _zero_unhealthy(self, rows: Seq[int], done: StepDone) -> None:
+        """Clear rows of the cache whose NaN would leak into their next requests."""
+        if sick := [row for row, result in zip(rows, done.rows, strict=True) if not result.healthy]:
+            self._stepper.cache.zero(sick)

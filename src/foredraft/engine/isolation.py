@@ -10,9 +10,8 @@ from collections.abc import Callable, Collection
 from typing import TypeVar
 
 from foredraft.core.drafter import View
+from foredraft.engine.state import Batch
 
-Without = Callable[[Collection[int]], View]
-"""The view of a step without the rules of these rows, which are indices in the batch."""
 T = TypeVar("T")
 
 
@@ -20,13 +19,13 @@ class Isolation:
     """The view of one step, and the errors of the rows that failed in it, by index in the batch.
 
     Args:
-        without: None: an error of one row is one of all rows.
+        batch: makes the view without the rules of some rows. None: an error of one row is one of all rows.
     """
 
-    def __init__(self, view: View, without: Without | None = None) -> None:
+    def __init__(self, view: View, batch: Batch | None = None) -> None:
         self.view = view
         self.errors: dict[int, Exception] = {}
-        self._without = without
+        self._batch = batch
 
     def run(self, work: Callable[[View], T]) -> T:
         """``work`` of the view. It may run several times, so it must change nothing that a repetition does not.
@@ -37,23 +36,23 @@ class Isolation:
         try:
             return work(self.view)
         except Exception:
-            if self._without is None:
+            if self._batch is None:
                 raise
-            found = self._search(work, self._without)
+            found = self._search(work, self._batch)
             if not found:
                 raise
         self.errors |= found
-        self.view = self._without(self.errors)
+        self.view = self._batch.view(self.view.room, idle=self.errors)
         return work(self.view)
 
-    def _search(self, work: Callable[[View], object], without: Without) -> dict[int, Exception]:
+    def _search(self, work: Callable[[View], object], batch: Batch) -> dict[int, Exception]:
         """The rows whose rules alone make the work fail, found by halving; none if it fails without any rules."""
         count = len(self.view.rows)
 
         def fault(rows: Collection[int]) -> Exception | None:
             """The error with the rules of these rows only."""
             try:
-                work(without([row for row in range(count) if row not in rows]))
+                work(batch.view(self.view.room, idle=[row for row in range(count) if row not in rows]))
             except Exception as error:
                 return error
             return None

@@ -21,7 +21,7 @@ from foredraft.core.errors import DrafterError
 from foredraft.core.transfer import to_device
 from foredraft.core.tree import TokenTree
 from foredraft.engine.prefix_cache import common_prefix
-from foredraft.engine.step import StepDone, Stepper
+from foredraft.engine.step import StepDone, StepInputs, Stepper
 from foredraft.model.base import TargetModel
 from foredraft.model.kv.cache import SlotCache
 from foredraft.model.prefill import CATCH_UP, prefill
@@ -136,7 +136,7 @@ class NestedLoop:
             # the last token of a step is the bonus token, so draft one less than is left
             left = (max(length - len(output) - 1, 0) for output, length in zip(outputs, lengths, strict=True))
             plan = Plan(tuple(min(self._parts.length, most) for most in left), self._parts.confidence)
-            done = self._stepper(ahead, plan, laws=drawn)
+            done = self._stepper(StepInputs(ahead, plan, laws=drawn))
             laws.add(done, [len(output) for output in outputs])
             for output, result in zip(outputs, done.rows, strict=True):
                 output += result.emitted

@@ -1,7 +1,7 @@
 """One decoding step: propose, forward, warp, verify, commit. Only this module knows the order."""
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from foredraft.core.worth import DraftNodes
 from foredraft.engine.draft_check import Proposed, checked
 from foredraft.engine.grammar_masks import HostTree, Matchers, masked
 from foredraft.engine.host_tail import HostOut, follow, follows
-from foredraft.engine.isolation import Isolation, Without
+from foredraft.engine.isolation import Isolation
 from foredraft.engine.prediction import Chains, with_copies
 from foredraft.engine.recording import RecordedStep
 from foredraft.engine.state import Batch
@@ -27,8 +27,6 @@ from foredraft.model.kv.cache import SlotCache
 from foredraft.model.recording.replay import EAGER, Replay
 from foredraft.model.recording.replay_rows import replay_for
 
-Follow = Callable[[int], tuple[View, Plan] | None]
-"""See ``Stepper``."""
 SIZES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Node counts used for forwards on a CPU; larger ones are multiples of 32."""
 COPIED_NODES, COPIED_NODES_GPU = 64, 256
@@ -42,8 +40,8 @@ class StepDone:
     ``draft_seconds`` is the device's time for the draft, ``verify_seconds`` the rest of the step on the host's clock.
     ``logprobs[b, i]`` is the model's law before any warp at new token i of row b. ``levels``: levels drafted; may
     exceed the depth kept after pruning. ``host_seconds`` is the engine's time around the step, filled in by the engine.
-    ``tree`` is on the device, and valid until the next draft. ``following``: the draft of the next step with its plan,
-    if it was made in this one. ``errors``: of the rows that failed, by index; their results mean nothing.
+    ``tree`` is on the device, and valid until the next draft. ``errors``: of the rows that failed, by index; their
+    results mean nothing.
     """
 
     rows: list[RowStep]
@@ -54,7 +52,6 @@ class StepDone:
     levels: int = 0
     host_seconds: float = 0.0
     tree: TokenTree | None = None
-    following: "Drafted | None" = None
     errors: Mapping[int, Exception] = field(default_factory=dict)
 
     def recorded(self, index: int) -> RecordedStep:
@@ -77,19 +74,63 @@ class StepDone:
 
 
 class Drafted(NamedTuple):
-    """A draft of this plan, what is left to judge, and the device's time for it. ``levels``: see ``StepDone``."""
+    """A draft of this plan, what is left to judge, the rule that verifies it, and the device's time for it. ``levels``:
+    see ``StepDone``."""
 
     plan: Plan
     draft: Draft
     proposal: Proposed | None
+    rule: str | None
     levels: int
     begun: "_Mark"
     ended: "_Mark"
 
 
 @dataclass(frozen=True, slots=True)
+class StepInputs:
+    """What a step reads: the rows as tensors, in ``view``, and records of single rows, in the same order.
+
+    ``plan``: how much to draft. ``drafted``: the draft of this plan, if the last step has launched it. ``chains``: see
+    ``with_copies``; if none is given, nothing is copied. ``matchers``: of the rows' grammars; None if no row has one.
+    They cost another read-back; see ``grammar_masks``. ``free_rows``: rows of the cache that hold nothing, which
+    recordings may use as padding. ``batch``: gets the new tokens, which may change what ``view`` shows, and contains
+    errors of single rows; see ``Isolation``. ``logprobs``, ``laws``: what else to return; see ``StepDone`` and
+    ``TailOut``.
+    """
+
+    view: View
+    plan: Plan
+    drafted: Drafted | None = None
+    chains: Chains = ()
+    matchers: Matchers | None = None
+    free_rows: Container[int] = ()
+    batch: Batch | None = None
+    logprobs: bool = False
+    laws: bool = False
+
+
+class Launched(NamedTuple):
+    """A step on the device. ``read``: waits for its rows' results. ``width``: the most new tokens of a row."""
+
+    inputs: StepInputs
+    rows: Isolation
+    drafted: Drafted
+    tail: TailOut | HostOut
+    read: Callable[[], list[RowStep]]
+    logprobs: Float[Tensor, "B D V"] | None
+    begun: "_Mark"
+
+    @property
+    def width(self) -> int:
+        return 1 + self.drafted.draft.tree.depth
+
+
+@dataclass(frozen=True, slots=True)
 class Stepper:
     """Runs steps: holds the target with its cache, the drafter and the verification rule.
+
+    A step is launched and then read back. Between the two, the next draft can be launched (``engine.ahead``): then the
+    device drafts while the host ends the step.
 
     ``exact_nodes``: if not 0, every forward has this many nodes, whatever was drafted. Plain and speculative decoding
     then run the same kernels, so near-ties cannot flip between them. ``replay``: how the forward and the tail run.
@@ -111,93 +152,70 @@ class Stepper:
         most = min(most, self.cache.slots - max(view.extents) + 1, self.exact_nodes or most)
         return max((size for size in SIZES if size <= most), default=1)
 
-    @torch.inference_mode()
-    def __call__(
-        self,
-        view: View,
-        plan: Plan,
-        chains: Chains = (),
-        *,
-        logprobs: bool = False,
-        laws: bool = False,
-        matchers: Matchers | None = None,
-        free_rows: Collection[int] = (),
-        batch: Batch | None = None,
-        drafted: Drafted | None = None,
-        follow: Follow | None = None,
-        without: Without | None = None,
-    ) -> StepDone:
-        """Run one step for every row of ``view``, with a single read-back from the device at its end.
+    def __call__(self, inputs: StepInputs) -> StepDone:
+        """Run one step for every row, with a single read-back from the device at its end."""
+        return self.read(self.launch(inputs))
 
-        Args:
-            chains: see ``with_copies``; if none is given, nothing is copied.
-            matchers: of the rows' grammars; None if no row has one. They cost another read-back; see ``grammar_masks``.
-            free_rows: rows of the cache that hold nothing, which recordings may use as padding.
-            batch: gets the new tokens, which may change what ``view`` shows.
-            drafted: the draft, if the last step has made it.
-            follow: called with the most new tokens of a row. If it returns a view and a plan, the next draft is
-                launched before this step is read back: so the device drafts while the host ends the step.
-            without: makes the view without the rules of some rows, which contains their errors; see ``Isolation``.
-        """
-        begun = _Mark(self.target.device)
+    @torch.inference_mode()
+    def launch(self, inputs: StepInputs) -> Launched:
+        """Propose, forward, warp, verify and commit."""
+        begun, view = _Mark(self.target.device), inputs.view
         self.cache.reserve(max(view.rows) + 1, max(view.extents))
         self.cache.arrange(view.rows)
-        rows = Isolation(view, without)
-        made = drafted or rows.run(lambda seen: self._propose(seen, plan))
-        draft, rule = self._with_chains(made.draft, chains)
-        if self.replay.records:
-            draft = _shaped(draft)
-        out, end = self._verify(rows, made._replace(draft=draft), rule, laws, matchers, set(free_rows))
-        read = end.reading(draft, made.proposal)
-        self._commit(rows.view, draft, out, end, batch)
-        logs = end.verdict.on_path(out.logits).float().log_softmax(-1) if logprobs else None
-        following = follow and follow(1 + draft.tree.depth)
-        after = following and self._propose(*following)
+        rows = Isolation(view, inputs.batch)
+        drafted = inputs.drafted or rows.run(lambda seen: self._propose(seen, inputs.plan))
+        drafted = drafted._replace(draft=self._completed(drafted.draft, inputs.chains))
+        out, tail = self._verify(inputs, rows, drafted)
+        read = tail.reading(drafted.draft, drafted.proposal)
+        self._commit(rows.view, drafted.draft, out, tail, inputs.batch)
+        logprobs = tail.verdict.on_path(out.logits).float().log_softmax(-1) if inputs.logprobs else None
+        return Launched(inputs, rows, drafted, tail, read, logprobs, begun)
+
+    @torch.inference_mode()
+    def propose(self, view: View, plan: Plan) -> Drafted:
+        """Launch a draft for a step that comes later."""
+        return self._propose(view, plan)
+
+    def read(self, launched: Launched) -> StepDone:
+        """Wait for a step's results."""
+        inputs, rows, drafted, tail, read, logprobs, begun = launched
         results = read()
-        if any(chains):
-            results = [row.of_copy() if chain else row for row, chain in zip(results, chains, strict=True)]
-        seconds, drafting = begun.host_seconds(), made.begun.until(made.ended)
+        if any(inputs.chains):
+            results = [row.of_copy() if chain else row for row, chain in zip(results, inputs.chains, strict=True)]
+        seconds, drafting = begun.host_seconds(), drafted.begun.until(drafted.ended)
         return StepDone(
             rows=results,
-            tail=end,
-            logprobs=logs,
+            tail=tail,
+            logprobs=logprobs,
             draft_seconds=min(drafting, seconds),
             verify_seconds=max(seconds - drafting, 0.0),
-            levels=made.levels,
-            tree=draft.tree,
-            following=after,
+            levels=drafted.levels,
+            tree=drafted.draft.tree,
             errors=rows.errors,
         )
 
-    def _verify(
-        self,
-        rows: Isolation,
-        made: Drafted,
-        rule: str | None,
-        laws: bool,
-        matchers: Matchers | None,
-        free_rows: set[int],
-    ) -> tuple[StepOut, TailOut | HostOut]:
+    def _verify(self, inputs: StepInputs, rows: Isolation, drafted: Drafted) -> tuple[StepOut, TailOut | HostOut]:
         """The target's forward and the step's tail."""
-        tree, view = made.draft.tree, rows.view
+        draft, tree, view = drafted.draft, drafted.draft.tree, rows.view
         bases = view.lengths - 1
         reach = max(view.extents) - 1 + tree.tokens.shape[1]
         self.cache.reserve(max(view.rows) + 1, reach)
-        read = None if matchers is None else HostTree.of(tree)
-        replay, sizes = replay_for(self.replay, self.cache, self.target.version, len(view.rows), free_rows)
+        read = None if inputs.matchers is None else HostTree.of(tree)
+        replay, sizes = replay_for(self.replay, self.cache, self.target.version, len(view.rows), inputs.free_rows)
         extent = self.target.extent(reach, tree.tokens.shape[1], self.cache.slots)
         with self.target.running():
             out = replay("forward", sizes, self._forward, tree, bases, extent, why_eager=self.target.why_eager)
         logits = out.logits
-        if matchers is not None and read is not None:
-            logits = masked(logits, read, matchers, rows.errors)
+        if inputs.matchers is not None and read is not None:
+            logits = masked(logits, read, inputs.matchers, rows.errors)
 
-        choose = None if replay.records or laws else self.target.choose
+        choose = None if replay.records or inputs.laws else self.target.choose
 
         def judge(seen: View) -> TailOut | HostOut:
-            if choose is not None and follows(seen, rule):
-                return follow(choose, seen, made.draft, logits, made.proposal)
-            tail = Tail.of(seen, made.draft, logits, rule, made.proposal, keep_law=laws, recorded=replay.records)
+            if choose is not None and follows(seen, drafted.rule):
+                return follow(choose, seen, draft, logits, drafted.proposal)
+            given = seen, draft, logits, drafted.rule, drafted.proposal
+            tail = Tail.of(*given, keep_law=inputs.laws, recorded=replay.records)
             return replay("tail", sizes, Tail.run, tail) if seen is view else tail.run()
 
         return out, rows.run(judge)
@@ -225,13 +243,12 @@ class Stepper:
         else:
             batch.append_known([row.emitted for row in end.rows])
 
-    def _with_chains(self, draft: Draft, chains: Chains) -> tuple[Draft, str | None]:
-        """The draft with the copies, and the rule that verifies it."""
-        rule = self.rule if draft.tree.depth else None  # a root alone is legal for any rule
+    def _completed(self, draft: Draft, chains: Chains) -> Draft:
+        """The draft with the copies, in the shape that is verified."""
         if any(chains):
             nodes = max(draft.tree.tokens.shape[1], 1 + max(map(len, chains)))
             draft = with_copies(resized(draft, max(self.exact_nodes, self._width(nodes))), chains)
-        return draft, rule
+        return _shaped(draft) if self.replay.records else draft
 
     def _propose(self, view: View, plan: Plan) -> Drafted:
         """Launch a draft, which the device may make later."""
@@ -252,7 +269,9 @@ class Stepper:
                 draft = selected(draft, plan.worth.keep(nodes_of(draft)))
         else:
             draft = Draft(TokenTree.root(view.roots), Law.FIXED)
-        return Drafted(plan, self._sized(draft), proposal, levels, begun, _Mark(self.target.device))
+        draft = self._sized(draft)
+        rule = self.rule if draft.tree.depth else None  # a root alone is legal for any rule
+        return Drafted(plan, draft, proposal, rule, levels, begun, _Mark(self.target.device))
 
     def _width(self, nodes: int) -> int:
         """The node count of a forward of so many nodes on a CPU."""
