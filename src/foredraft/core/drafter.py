@@ -77,6 +77,7 @@ class Plan:
     over all rows.
     ``worth``: verify only the nodes that pay, where reading the draft is free; see ``Worth``.
     ``chain``: no branches, since another drafter continues the draft.
+    ``recorded``: the draft is recorded and replayed, so its shapes are few and no values are read; set by what records.
     """
 
     lengths: tuple[int, ...]
@@ -85,6 +86,7 @@ class Plan:
     level_worth: float = 0.0
     worth: Worth | None = None
     chain: bool = False
+    recorded: bool = False
     _on: dict[torch.device, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def on(self, device: torch.device) -> Int[Tensor, "B"]:
@@ -97,6 +99,16 @@ class Plan:
     def length(self) -> int:
         """Largest entry of ``lengths``: the depth of the tree."""
         return max(self.lengths, default=0)
+
+    @property
+    def level_bound(self) -> float:
+        """``level_worth`` where values may be read, else 0; it is another one in each step."""
+        return 0.0 if self.recorded else self.level_worth
+
+    def levels(self, most: int) -> int:
+        """Levels to draft of a tree of ``most`` cheap ones: all of them in a recorded draft, so that its shapes are
+        few; ``lengths`` limits the rows."""
+        return most if self.recorded else min(self.length, most)
 
     def at_most(self, nodes: int) -> int:
         """``nodes`` capped at the plan's limit."""

@@ -46,17 +46,17 @@ class BlockwiseDrafter(HeadDrafter[LastHidden]):
         if not plan.length:
             return Draft(TokenTree.root(view.roots), Law.FIXED)
         hidden, known = self._state.extend(view, 0)
-        depth = self.needs.longest if self._state.records else min(plan.length, self.needs.longest)
-        return self._state.run("tree", self._pick, view, hidden, plan.on(hidden.device) * known, depth)
+        plan = self._state.planned(plan)
+        limits = ChainLimits(plan.on(hidden.device) * known, None, plan.levels(self.needs.longest))
+        return self._state.run("tree", self._pick, view, hidden, limits, plan.recorded)
 
-    def _pick(self, view: View, hidden: Float[Tensor, "B 1 H"], allowed: Int[Tensor, "B"], depth: int) -> Draft:
-        """The chain of ``depth`` tokens; can be recorded."""
+    def _pick(self, view: View, hidden: Float[Tensor, "B 1 H"], limits: ChainLimits, recorded: bool) -> Draft:
+        """The chain; can be recorded."""
 
         def read(tokens: Int[Tensor, "B"], head: int) -> Float[Tensor, "B 1 V"]:
             return widened(self._net.logits(hidden, head), self._net.target.vocab_size)
 
-        limits = ChainLimits(allowed, None, depth)
-        return build_chain(view, limits, read(view.roots, 0), read, recorded=self._state.records, engine=self._engine)
+        return build_chain(view, limits, read(view.roots, 0), read, recorded=recorded, engine=self._engine)
 
 
 def build(options: Options, context: BuildContext) -> BlockwiseDrafter:

@@ -56,13 +56,11 @@ class Cape(RunnerDrafter[DraftRunner]):
 
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:
-        plan = self._runner.within_context(view, plan)
+        plan = self._runner.planned(view, plan)
         depth = min(plan.length, self.needs.longest)
         if depth == 0:
             return Draft(TokenTree.root(view.roots), Law.FIXED)
-        nodes, worth = plan.at_most(self.needs.max_nodes), plan.level_worth
-        if self._runner.records:  # the bound changes from step to step
-            worth = 0.0
+        nodes, worth = plan.at_most(self.needs.max_nodes), plan.level_bound
         allowed = plan.on(view.lengths.device)
         return self._runner.draft("tree", view, self.needs.longest, self._tree, allowed, depth, nodes, worth)
 

@@ -92,18 +92,17 @@ class DraftModel(RunnerDrafter[DraftRunner], BeamDrafter, Trainable):
 
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:
-        plan = self._runner.within_context(view, plan)
+        plan = self._runner.planned(view, plan)
         depth = min(plan.length, self.needs.longest)
         if depth == 0:
             return Draft(TokenTree.root(view.roots), Law.FIXED)
-        room, device, recorded = self.needs.max_nodes, view.lengths.device, self._runner.records
+        room, device = self.needs.max_nodes, view.lengths.device
         if self._shape is not None:
-            limits = self._shape.limits.within(plan, recorded=recorded)
+            limits = self._shape.limits.within(plan)
             return self._runner.draft("tree", view, limits.expanded, self._tree, plan.on(device), limits)
         if self._windowed or plan.chain or plan.confidence or view.warp.greedy or view.draws:
             return self._runner.draft("chain", view, room, drafted_chain, ChainLimits.of(plan, depth, device))
-        worth = 0.0 if recorded else plan.level_worth
-        limits = TreeLimits(depth, depth, 1, worth, reads=not recorded)
+        limits = TreeLimits(depth, depth, 1, plan.level_bound, not plan.recorded)
         return self._runner.draft("guesses", view, room, guessed_tree, plan.on(device), limits)
 
     def _tree(self, view: View, forwards: Forwards, allowed: Int[Tensor, "B"], limits: TreeLimits) -> Draft:

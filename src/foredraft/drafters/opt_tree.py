@@ -60,10 +60,10 @@ class OptTree(RunnerDrafter[DraftRunner]):
 
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:
-        plan = self._runner.within_context(view, plan)
+        plan = self._runner.planned(view, plan)
         if not plan.length:
             return Draft(TokenTree.root(view.roots), Law.FIXED)
-        limits = self._limits.within(plan, recorded=self._runner.records)
+        limits = self._limits.within(plan)
         allowed = plan.on(view.lengths.device)
         return self._runner.draft("tree", view, self._limits.expanded, self._tree, allowed, limits)
 

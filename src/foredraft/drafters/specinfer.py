@@ -74,10 +74,10 @@ class SpecInfer(RunnerDrafter[DraftRunner]):
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:
         for runner in self._runners:  # the shortest context limits all
-            plan = runner.within_context(view, plan)
+            plan = runner.planned(view, plan)
         if not plan.length:
             return Draft(TokenTree.root(view.roots), Law.FIXED)
-        limits = self._shape.limits.within(replace(plan, nodes=0), recorded=self._runner.records)
+        limits = self._shape.limits.within(replace(plan, nodes=0))
         allowed = plan.on(view.lengths.device)
         drafts = []
         for number, runner in enumerate(self._runners):

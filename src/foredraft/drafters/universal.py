@@ -130,7 +130,7 @@ class Universal(Rewindable):
         own, unchanged = self._retokenizer.view(view)
         for row, length in zip(own.rows, unchanged, strict=True):
             self._runner.rewind(row, length)
-        plan = self._runner.within_context(own, plan)
+        plan = self._runner.planned(own, plan)
         depth = min(plan.length, self._options.num_assistant_tokens)
         if depth == 0:
             return Draft(TokenTree.root(view.roots), Law.FIXED)

@@ -77,17 +77,17 @@ class DraftRunner:
         """Remove a row."""
         self._read.release(row)
 
-    def within_context(self, view: View, plan: Plan) -> Plan:
-        """The plan, limited by the draft's context; rows longer than it are not drafted for."""
+    def planned(self, view: View, plan: Plan) -> Plan:
+        """The plan, limited by the draft's context. Its draft is recorded if steps are."""
+        plan = self._within_context(view, plan)
+        return replace(plan, recorded=True) if self._replay.records else plan
+
+    def _within_context(self, view: View, plan: Plan) -> Plan:
+        """The plan without rows that are longer than the draft's context."""
         if max(view.extents) + plan.length <= self.model.max_length:
             return plan
         rooms = (self.model.max_length - extent for extent in view.extents)
         return replace(plan, lengths=tuple(max(0, min(p, r)) for p, r in zip(plan.lengths, rooms, strict=True)))
-
-    @property
-    def records(self) -> bool:
-        """Whether drafts are recorded, so that their shapes should be few."""
-        return self._replay.records
 
     @torch.inference_mode()
     def draft(
@@ -134,7 +134,7 @@ class DraftRunner:
     def _unread(self, view: View, ends: Sequence[int], room: int) -> Unread:
         """The new tokens of each row, with slots reserved for them and for ``room`` nodes."""
         slots, read = max(view.extents) + room, lambda far: self._prefill(view, far, ends)
-        width = self._read.catch_up(view, ends, slots, read, few=self.records)
+        width = self._read.catch_up(view, ends, slots, read, few=self._replay.records)
         lengths = view.lengths.clamp(max=self.model.max_length)
         index = (lengths - width).clamp(min=0)[:, None] + torch.arange(width, device=lengths.device)
         tokens = view.history.gather(1, index.clamp(max=view.history.shape[1] - 1))

@@ -58,11 +58,11 @@ class TreeLimits(NamedTuple):
         depth = min(self.depth, self.nodes)
         return TreeSize(self.nodes, depth, self.top_k, self.children(view), self.level_worth, allowed, SHARPEST)
 
-    def within(self, plan: Plan, *, recorded: bool = False) -> "TreeLimits":
-        """These and the plan's; ``recorded``: without what depends on values."""
+    def within(self, plan: Plan) -> "TreeLimits":
+        """These and the plan's."""
         nodes = plan.at_most(self.nodes)
-        own = self._replace(nodes=nodes, depth=min(plan.length, self.depth, nodes))
-        return own._replace(reads=False) if recorded else own._replace(level_worth=plan.level_worth)
+        depth = min(plan.length, self.depth, nodes)
+        return TreeLimits(nodes, depth, self.top_k, plan.level_bound, not plan.recorded)
 
 
 def _full(parts: Sequence[tuple[Tensor, Tensor, Tensor]], above: Float[Tensor, "B K"], nodes: int) -> bool:

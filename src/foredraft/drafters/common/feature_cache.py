@@ -6,6 +6,7 @@ keeping them silently lowers acceptance).
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar, final
 
 import torch
@@ -13,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from foredraft.core.draft import Draft, Verdict
-from foredraft.core.drafter import NO_ROOM, Room, StepOut, View
+from foredraft.core.drafter import NO_ROOM, Plan, Room, StepOut, View
 from foredraft.core.transfer import to_device
 from foredraft.core.tree import TokenTree
 from foredraft.model.attention.slot_attention import masked_attention, runs_kernel
@@ -240,10 +241,9 @@ class FeatureCache:
         self._reserve(max(view.rows) + 1, reach, self._features.shape[2])
         return width, reach
 
-    @property
-    def records(self) -> bool:
-        """Whether parts of drafts are recorded, so that their shapes should be few."""
-        return self._replay.records
+    def planned(self, plan: Plan) -> Plan:
+        """The plan; its draft is recorded if steps are."""
+        return replace(plan, recorded=True) if self._replay.records else plan
 
     def run(self, segment: str, function: Callable[..., T], view: View, *arguments: Any) -> T:
         """``function(view, *arguments)`` for the rows that were just read, recorded if steps are.

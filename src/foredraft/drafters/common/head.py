@@ -28,9 +28,10 @@ class HeadDrafter(Drafter, Generic[S]):
         self.needs = needs
 
     def _within(self, limits: TreeLimits, plan: Plan) -> TreeLimits:
-        """These limits and the plan's. Recorded trees always have the whole depth, so that recordings are few."""
-        own = limits.within(plan, recorded=self._state.records)
-        return own._replace(depth=min(limits.depth, own.nodes)) if self._state.records else own
+        """These limits and the plan's."""
+        plan = self._state.planned(plan)
+        own = limits.within(plan)
+        return own._replace(depth=min(plan.levels(limits.depth), own.nodes))
 
     @torch.inference_mode()
     def fuse(self, hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> Mapping[int, Float[Tensor, "1 F G"]]:

@@ -1,6 +1,7 @@
 """The target's last hidden state of each row, for heads that read nothing else."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -8,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from foredraft.core.draft import Verdict
-from foredraft.core.drafter import Room, StepOut, View
+from foredraft.core.drafter import Plan, Room, StepOut, View
 from foredraft.drafters.common.feature_cache import DraftState
 from foredraft.heads.nets.target_parts import FINAL
 from foredraft.model.recording.replay import EAGER, Replay
@@ -60,10 +61,9 @@ class LastHidden:
         states = torch.stack([self._states[row] for row in view.rows])[:, None]
         return DraftState(states.nan_to_num(), view.lengths > 1)
 
-    @property
-    def records(self) -> bool:
-        """See ``FeatureCache.records``."""
-        return self._replay.records
+    def planned(self, plan: Plan) -> Plan:
+        """See ``FeatureCache.planned``."""
+        return replace(plan, recorded=True) if self._replay.records else plan
 
     def run(self, segment: str, function: Callable[..., T], view: View, *arguments: Any) -> T:
         """See ``FeatureCache.run``."""

@@ -84,7 +84,7 @@ class WindowedRunner(DraftRunner):
         self._dropped.pop(row, None)
         super().release(row)
 
-    def within_context(self, view: View, plan: Plan) -> Plan:
+    def _within_context(self, view: View, plan: Plan) -> Plan:
         """The plan, unchanged: the window always has room."""
         return plan
 
