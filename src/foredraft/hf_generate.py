@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from foredraft.compose.arguments import AnyDrafter
 from foredraft.compose.load import load
@@ -18,7 +18,6 @@ from foredraft.core.stats import DecodeStats
 from foredraft.engine.generator import Generator
 from foredraft.engine.inputs import listed
 from foredraft.engine.request import Sequence
-from foredraft.model.hf.causal_lm import evaluating
 from foredraft.model.hf.generation import (
     NO_TOKENIZER,
     as_generate_output,
@@ -200,7 +199,7 @@ class speculative:
         seeds = torch.randint(2**62, (len(prompts),)).tolist()  # torch.manual_seed makes it repeatable
         paddings = [row[: len(row) - len(prompt)] for row, prompt in zip(input_ids, prompts, strict=True)]
         sequences: list[Sequence] = []
-        with evaluating(model):
+        with _evaluating(model):
             generator = self._generator_for(model, call.tokenizer)
             try:
                 for row, (prompt, padding, seed) in enumerate(zip(prompts, paddings, seeds, strict=True)):
@@ -290,3 +289,15 @@ def _apply_criteria(sequence: Sequence, seen: int, prompt: Tensor, criteria: Any
         if bool(criteria(tokens[None], None).all()):
             sequence.cut(count)
             return
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a model into evaluation mode within the context."""
+    trained = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in trained:
+            module.training = True

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from foredraft.core.drafter import StepOut
 from foredraft.core.errors import ModelError
@@ -15,7 +16,7 @@ from foredraft.core.rng import Choose, Exponentials
 from foredraft.core.tree import TokenTree
 from foredraft.heads.nets.target_parts import TargetParts
 from foredraft.model.kv.cache import SlotCache
-from foredraft.model.kv.masks import StepIn, extent_of
+from foredraft.model.kv.masks import Layout, StepIn, extent_of
 
 
 class TargetModel(ABC):
@@ -30,6 +31,7 @@ class TargetModel(ABC):
     ``same_bits``: a token's logits have the same bits in every tree and batch and with every number of threads.
     ``any_width``: a forward of a number of nodes that was not used before is as fast as later ones.
     ``origin``: the folder or hub name that it was loaded from. ``config``: the text part of its transformers config.
+    ``layout``: which tokens the layers of each type attend to.
     """
 
     name: str = "model"
@@ -49,6 +51,7 @@ class TargetModel(ABC):
     origin: str = ""
     layers: int
     config: Any
+    layout: Layout
 
     @property
     @abstractmethod
@@ -153,6 +156,23 @@ class TargetModel(ABC):
             ModelError: the model has no such forward.
         """
         raise ModelError(f"{self.name} has no stock forward to compare with.")
+
+    @property
+    def module(self) -> PreTrainedModel:
+        """The transformers model with its weights, for what trains them, copies layers or observes attention.
+
+        Raises:
+            ModelError: the model runs otherwise.
+        """
+        raise ModelError(f"{self.name} does not run on transformers, as this needs: load it without weights.")
+
+    def read(self, tokens: Int[Tensor, "B T"], layers: Sequence[int]) -> dict[int, Float[Tensor, "B T H"]]:
+        """Hidden states of whole sequences, without logits and without a cache that is kept.
+
+        Raises:
+            ModelError: the model does not return hidden states.
+        """
+        raise ModelError(f"{self.name} does not return hidden states.")
 
     def parts(self) -> TargetParts:
         """Embedding and output layer, for heads.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from foredraft.core.errors import DataError, OptionError
 from foredraft.core.io import fingerprint
+from foredraft.model.base import TargetModel
 from foredraft.model.hf.causal_lm import CausalLM
 from foredraft.model.loading.load import Loaded, load_model
 from foredraft.train import devices
@@ -43,7 +44,7 @@ class RunContext:
     folder: Path
     accelerator: "Accelerator"
     loaded: Loaded
-    target: CausalLM
+    target: TargetModel
     store: TokenStore
     gigabytes: float
 
@@ -68,7 +69,7 @@ class RunContext:
             try:
                 yield context
             finally:
-                context.target.close()
+                context.target.release()
 
     @classmethod
     def _made(
@@ -82,7 +83,7 @@ class RunContext:
         if loaded.tokenizer is None:
             raise DataError(f"The target {target_name!r} has no tokenizer, which training needs.")
         target = CausalLM(loaded.model, fast=False)
-        target.model.requires_grad_(False)
+        target.module.requires_grad_(False)
         store = _tokens(data, folder, loaded, target, accelerator)
         return cls(folder, accelerator, loaded, target, store, data.store)
 
@@ -107,15 +108,15 @@ class RunContext:
         target, text = self.target, self.store if store is None else store
         source: Any = LiveFeatures(target, lambda: autocast(target.device, loop.precision))
         if self.gigabytes > 0 and text.windows(loop.length):
-            width = target.model.config.get_text_config().hidden_size
+            width = target.parts().hidden_size
             shape = (text.windows(loop.length), loop.length, width)
-            place = text.folder / (Path(target.model.config.name_or_path or "target").name + devices.machine())
-            bound, owner = int(self.gigabytes * 1e9), fingerprint(target.model)
+            place = text.folder / (Path(target.origin or "target").name + devices.machine())
+            bound, owner = int(self.gigabytes * 1e9), fingerprint(target.module)
             source = StoredFeatures(place, source, taps, shape, bound=bound, owner=owner)
         return TrainBatches(text, source, taps, loop.length, target.device)
 
 
-def _tokens(data: Data, folder: Path, loaded: Loaded, target: CausalLM, accelerator: "Accelerator") -> TokenStore:
+def _tokens(data: Data, folder: Path, loaded: Loaded, target: TargetModel, accelerator: "Accelerator") -> TokenStore:
     """Tokenize the data in one process; the others read the result."""
     assert loaded.tokenizer is not None
     end = loaded.eos_token_ids[0] if loaded.eos_token_ids else None

@@ -178,6 +178,16 @@ def test_methods_that_read_a_part_of_the_cache_are_refused(model):
         foredraft.load(plain, "partial")
 
 
+def test_the_engine_has_states_of_whole_texts_but_no_module_to_train():
+    from native import native
+
+    target, ids = native(), torch.tensor([[1, 2, 3, 4]])
+    states = target.read(ids, (0, 2))
+    assert torch.equal(states[0], target.parts().embed(ids)) and states[2].shape == states[0].shape
+    with pytest.raises(ModelError, match="does not run on transformers, as this needs: load it without weights"):
+        _ = target.module
+
+
 def test_a_context_beyond_the_first_rotary_table():
     from native import native
 

@@ -12,11 +12,13 @@ from safetensors.torch import load_file, save_file
 import foredraft
 import gguf_files
 import tiny
-from foredraft.bench.measure.arms import ArmContext, ArmSpec, make_arms
+from foredraft.bench.measure.arms import ArmContext, ArmSpec, LoopArm, StockArm, make_arms
 from foredraft.cli import main
 from foredraft.core.errors import ForedraftError, ModelError, OptionError
+from foredraft.core.sampling.params import SamplingParams
 from foredraft.engine.generator import Generator
 from foredraft.model.hf.causal_lm import CausalLM
+from foredraft.model.loading.load import load_model
 from foredraft.model.native.saved import FILE, save_weights
 from native import needs_compiler
 
@@ -110,8 +112,39 @@ def test_where_floats_are_needed_the_original_is_asked_for(saved: Path):
     with pytest.raises(OptionError, match="holds weights in int4: leave weights out"):
         foredraft.load(saved, "none", weights="int8")
     with pytest.raises(ForedraftError, match="only the CPU engine runs: use the original model"):
-        make_arms([ArmSpec.parse("transformers")], ArmContext(str(saved)))
+        load_model(str(saved))
     assert foredraft.load(saved, "none", weights="auto").engine.target.weights == "int4"
+
+
+@pytest.mark.parametrize("weights", ["int4", "int8", None])
+def test_arms_of_transformers_run_the_rounded_weights(weights: str | None, source: Path, saved: Path):
+    """As floats: every matrix is the engine's to the last bit, and not the checkpoint's."""
+    place = source if weights else saved
+    specs = [ArmSpec.parse(text) for text in ("none", "transformers", f"transformers_assisted:{place}")]
+    ours, plain, assisted = make_arms(specs, ArmContext(str(place), weights=weights))
+    assert isinstance(ours, LoopArm) and isinstance(plain, StockArm) and isinstance(assisted, StockArm)
+    assert assisted._assistant is not None
+    target: Any = ours.generator.engine.target
+    original = tiny.build("llama", **SIZES).model.layers[1]
+    for model in (plain._model.model, assisted._assistant.model):
+        layer, packed = model.model.layers[1], target.decoder.layers[1]
+        assert model.dtype == torch.float32
+        assert torch.equal(layer.mlp.down_proj.weight, packed.down.dequantised())
+        assert torch.equal(layer.self_attn.k_proj.weight, packed.qkv.dequantised()[64:96])
+        assert torch.equal(model.lm_head.weight, target.decoder.head.dequantised())
+        assert not torch.equal(layer.mlp.down_proj.weight, original.mlp.down_proj.weight)
+    ids = torch.tensor([PROMPT])
+    logits = plain._model.model(ids).logits
+    assert (logits - target.stock_logits(ids)).std() < 0.1 * logits.std(), "only activations are rounded otherwise"
+    assert len(plain.run([PROMPT], SamplingParams(max_new_tokens=4)).tokens[0]) > 0
+
+
+def test_arms_of_transformers_keep_a_model_that_the_engine_does_not_run(tmp_path: Path):
+    model = tiny.build("gpt2")
+    model.save_pretrained(tmp_path)
+    (arm,) = make_arms([ArmSpec.parse("transformers")], ArmContext(str(tmp_path), weights="int8"))
+    assert isinstance(arm, StockArm)
+    assert all(torch.equal(a, b) for a, b in zip(arm._model.model.parameters(), model.parameters(), strict=True))
 
 
 def test_the_command(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 from foredraft.compose.load import BUNDLED_DRAFTS, calibrated_folder, load_many
 from foredraft.core.drafter import Background
@@ -16,6 +16,7 @@ from foredraft.core.stats import DecodeStats
 from foredraft.engine.generator import Generator
 from foredraft.model.hf.baseline import HFBaseline
 from foredraft.model.loading.load import load_model
+from foredraft.model.loading.quantised import rounded_model
 
 STOCK = {
     "transformers": "transformers' generate",
@@ -123,7 +124,7 @@ class ArmSpec:
 class ArmContext:
     """The model that all arms run, its dtype and device, the largest batch, and the processes that share the target.
 
-    ``weights``, ``kv_cache_dtype``: of our arms; those of transformers run the checkpoint's.
+    ``weights``: those of transformers' arms are rounded to them, and run as floats. ``kv_cache_dtype``: of our arms.
     """
 
     model: str
@@ -174,8 +175,7 @@ def make_arms(specs: Sequence[ArmSpec], context: ArmContext) -> list[BenchArm]:
 
 
 def _stock_arms(specs: Sequence[ArmSpec], context: ArmContext) -> dict[str, BenchArm]:
-    loaded = load_model(context.model, dtype=context.dtype, device=context.device)
-    model = HFBaseline(loaded.model, loaded.eos_token_ids, loaded.tokenizer)
+    model = _stock_model(context.model, context)
     made: dict[str, BenchArm] = {}
     for each in specs:
         kind, _, path = each.spec.partition(":")
@@ -184,13 +184,22 @@ def _stock_arms(specs: Sequence[ArmSpec], context: ArmContext) -> dict[str, Benc
             path = path or BUNDLED_DRAFTS.get(context.model, {}).get("draft_model", "")
             if not path:
                 raise OptionError(f"{kind} needs a draft model: use {kind}:PATH.")
-            draft = load_model(path, dtype=context.dtype, device=context.device)
-            assistant = HFBaseline(draft.model, draft.eos_token_ids, draft.tokenizer)
+            assistant = _stock_model(path, context)
         elif path:
             raise OptionError(f"{kind} takes no path.")
         lookup = _LOOKUP if kind == "transformers_lookup" else 0
         made[each.name] = StockArm(each.name, model, context.max_batch, assistant, lookup)
     return made
+
+
+def _stock_model(name: str, context: ArmContext) -> HFBaseline:
+    """A model with the weights that our arms have, as floats."""
+    loaded = load_model(name, dtype=context.dtype, device=context.device, weights=context.weights, native=True)
+    model: Any = loaded.model
+    weights = loaded.weights or context.weights
+    if weights is not None and (loaded.file is not None or model.device.type == "cpu"):
+        model = rounded_model(model, weights, loaded.file)
+    return HFBaseline(model, loaded.eos_token_ids, loaded.tokenizer)
 
 
 def calibrated(specs: Sequence[ArmSpec], model: str) -> dict[str, str]:

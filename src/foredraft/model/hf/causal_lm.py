@@ -10,7 +10,7 @@ from typing import Any, final
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
@@ -162,6 +162,10 @@ class CausalLM(TargetModel):
         if self._holders <= 0 and not self.closed:
             self.close()
 
+    @property
+    def module(self) -> PreTrainedModel:
+        return self.model
+
     def parts(self) -> TargetParts:
         return parts_of(self.model)
 
@@ -267,7 +271,6 @@ class CausalLM(TargetModel):
 
     @torch.no_grad()
     def read(self, tokens: Int[Tensor, "B T"], layers: Sequence[int]) -> dict[int, Float[Tensor, "B T H"]]:
-        """Hidden states of whole sequences, without a cache and without logits, for training heads."""
         taps = Taps(self.model, layers)
         with self._running:
             try:
@@ -340,18 +343,6 @@ class CausalLM(TargetModel):
 
     def _probe_tokens(self) -> Int[Tensor, "5"]:
         return torch.arange(1, 6, device=self.device) % self.model.config.get_text_config().vocab_size
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode within the context."""
-    trained = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in trained:
-            module.training = True
 
 
 _OWNER = "_foredraft"

@@ -38,19 +38,22 @@ _AXES: dict[str, tuple[str | None, str | None]] = {
 
 
 def sizes_of(model: PreTrainedModel) -> Sizes:
-    """The sizes of a model's parts.
+    """The sizes of a model's parts; see ``sizes_in``."""
+    return sizes_in(model.config, model.__class__.__name__)
+
+
+def sizes_in(config: Any, name: str) -> Sizes:
+    """The sizes of the parts of a model with this config.
 
     Raises:
         ModelError: it cannot be pruned, since its layer structure is not Llama's or its weights are quantised.
     """
-    config = model.config
     if config.model_type not in LAYOUTS:
         raise ModelError(
-            f"{model.__class__.__name__} cannot be pruned: only {', '.join(LAYOUTS[:-1])} and {LAYOUTS[-1]} models "
-            "are supported."
+            f"{name} cannot be pruned: only {', '.join(LAYOUTS[:-1])} and {LAYOUTS[-1]} models are supported."
         )
     if getattr(config, "quantization_config", None) is not None:
-        raise ModelError(f"{model.__class__.__name__} cannot be pruned: its weights are quantised; load plain ones.")
+        raise ModelError(f"{name} cannot be pruned: its weights are quantised; load plain ones.")
     return Sizes(
         layers=config.num_hidden_layers,
         hidden=config.hidden_size,

@@ -22,7 +22,7 @@ from foredraft.model.native.families import why_not_native
 from foredraft.model.native.files import folder_source
 from foredraft.model.native.library import library
 from foredraft.model.native.model import NativeLM
-from foredraft.model.native.probe import deviation
+from foredraft.model.native.probe import dequantised, deviation
 from foredraft.model.native.weights import PRECISIONS, Codes
 
 _log = logging.getLogger(__name__)
@@ -106,6 +106,18 @@ def with_weights(
         return CausalLM(model, owned=owned)
     _log.warning("%s Its linear layers run in int8 by torch's own products, which is slower.", choice.why)
     return CausalLM(model, owned=owned, packed_dtype=torch.int8)
+
+
+def rounded_model(model: PreTrainedModel, weights: str, file: GgufWeights | Source | None = None) -> PreTrainedModel:
+    """The transformers model whose weights are those that the native engine has with ``weights``, as floats.
+
+    The same model if it does not run there. Arguments as in ``with_weights``.
+    """
+    if file is None and engine_for(model, weights).name != "native":
+        return model
+    empty = model if file is not None else empty_model(model.config)
+    empty.generation_config = model.generation_config
+    return dequantised(empty, native_model(empty, source_of(model) if file is None else file, weights).decoder)
 
 
 def source_for(model: PreTrainedModel, weights: str, file: GgufWeights | Source | None) -> Source:

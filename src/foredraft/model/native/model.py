@@ -188,12 +188,11 @@ class NativeLM(TargetModel):
         """Logits of whole sequences without a tree and with a cache of their own: this engine has no other forward."""
         return self._whole(tokens).logits
 
-    def hidden_after(self, layers: int, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T H"]:
-        """Hidden states of whole sequences after so many layers."""
+    def read(self, tokens: Int[Tensor, "B T"], layers: Sequence[int]) -> dict[int, Float[Tensor, "B T H"]]:
         with self.engine.lock:
-            before, self._taps = self._taps, frozenset({layers})
+            before, self._taps = self._taps, frozenset(layers)
             try:
-                return self._whole(tokens).hidden[layers]
+                return dict(self._whole(tokens).hidden)
             finally:
                 self._taps = before
 

@@ -1,4 +1,4 @@
-"""Compares the engine with transformers on the first layers of a model, with the same rounded weights."""
+"""transformers models of the engine's rounded weights: of all layers, or of the first to compare with the engine."""
 
 import copy
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ def deviation(model: PreTrainedModel, engine: NativeLM) -> float:
     shape = engine.decoder.shape
     count = max(shape.kinds.index(kind) for kind in set(shape.kinds)) + 1
     ids = (torch.arange(1, _TOKENS + 1) * 997 % shape.vocabulary)[None]
-    found = engine.hidden_after(count, ids)[0]
+    found = engine.read(ids, (count,))[count][0]
     try:
         layers = _first_layers(model, engine.decoder, count, ids[0])
         with torch.inference_mode(), Taps(layers, [count]) as taps:
@@ -44,6 +44,17 @@ def deviation(model: PreTrainedModel, engine: NativeLM) -> float:
     except MODEL_ERRORS as error:
         raise ModelError(f"{engine.name} cannot run a plain forward: {first_line(error).rstrip('.')}.") from error
     return float(((found - expected).std(1) / expected.std(1).clamp(min=1e-6)).median())
+
+
+def dequantised(model: PreTrainedModel, decoder: Decoder) -> PreTrainedModel:
+    """A transformers model in float32 whose weights are those of the engine, as they are rounded.
+
+    Args:
+        model: of the config; its weights are not read.
+    """
+    made = _first_layers(model, decoder, decoder.shape.layers, torch.arange(decoder.shape.vocabulary))
+    made.generation_config = model.generation_config
+    return made
 
 
 def _first_layers(model: PreTrainedModel, decoder: Decoder, count: int, ids: Tensor) -> Any:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from foredraft.core.errors import DataError
-from foredraft.model.hf.causal_lm import CausalLM
+from foredraft.model.base import TargetModel
 from foredraft.train.data.tokens import TokenStore
 from foredraft.train.recipe import TrainBatch
 
@@ -88,7 +88,7 @@ class TrainBatches:
 class LiveFeatures:
     """Hidden states computed by the target on demand, rounded to bfloat16 as in a store."""
 
-    def __init__(self, target: CausalLM, autocast: Any) -> None:
+    def __init__(self, target: TargetModel, autocast: Any) -> None:
         self._target = target
         self._autocast = autocast
 

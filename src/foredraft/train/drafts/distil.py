@@ -16,7 +16,7 @@ from foredraft.core.divergence import jensen_shannon, kl, reverse_kl
 from foredraft.core.errors import OptionError
 from foredraft.core.sampling.params import check_known
 from foredraft.heads.nets.target_parts import FINAL
-from foredraft.model.hf.causal_lm import CausalLM
+from foredraft.model.base import TargetModel
 from foredraft.model.hf.head_parts import parts_of
 from foredraft.model.hf.taps import body
 from foredraft.train.checkpoint import Report
@@ -69,8 +69,8 @@ class Teacher:
     If one vocabulary is padded further than the other, only the common ids count.
     """
 
-    def __init__(self, target: CausalLM, options: Options) -> None:
-        self._head = parts_of(target.model).head
+    def __init__(self, target: TargetModel, options: Options) -> None:
+        self._head = target.parts().head
         self._options = options
 
     def __call__(

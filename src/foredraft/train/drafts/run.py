@@ -11,10 +11,10 @@ from foredraft.core.errors import DataError, OptionError
 from foredraft.core.io import atomic_write, fingerprint, provenance, short
 from foredraft.core.sampling.params import check_known
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
+from foredraft.model.base import TargetModel
 from foredraft.model.hf.causal_lm import CausalLM
-from foredraft.model.hf.pruning import sizes_of
+from foredraft.model.hf.pruning import sizes_in, sizes_of
 from foredraft.model.loading.load import load_model
-from foredraft.model.native.model import NativeLM
 from foredraft.model.text.tokenizer import Tokenizer, check_same_tokenizer
 from foredraft.train.checkpoint import Report
 from foredraft.train.data.batches import TrainBatches
@@ -105,7 +105,7 @@ def check_parts(method: str, drafts: tuple[str, ...], shape: prune.PrunedShape |
 
 def check_drafts(
     method: str,
-    target: CausalLM | NativeLM,
+    target: TargetModel,
     tokenizer: Tokenizer | None,
     drafts: tuple[str, ...],
     shape: prune.PrunedShape | None,
@@ -123,7 +123,7 @@ def check_drafts(
         if shape is not None:
             shape.of(sizes_of(found.model))
     if shape is not None and not drafts:
-        shape.of(sizes_of(target.model))
+        shape.of(sizes_in(target.config, target.name))
 
 
 def _distil(run: DraftRun, name: str) -> Path:
@@ -217,7 +217,7 @@ def _train_draft(run: DraftRun, recipe: DistilRecipe, folder: Path, store: Token
     return folder / "draft"
 
 
-def _validate(recipe: DistilRecipe, batches: TrainBatches, target: CausalLM, loop: LoopOptions) -> dict[str, float]:
+def _validate(recipe: DistilRecipe, batches: TrainBatches, target: TargetModel, loop: LoopOptions) -> dict[str, float]:
     """Metrics on held-out samples, and the acceptance length of the draft's chains."""
     metrics = validation_losses(recipe, batches, loop)
     draft = CausalLM(recipe.net.model, fast=False, verify=False)

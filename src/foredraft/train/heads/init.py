@@ -12,19 +12,19 @@ from foredraft.heads.nets.blocks import Attention
 from foredraft.heads.nets.eagle import Eagle, Eagle3, Eagle3Config, EagleConfig
 from foredraft.heads.nets.hydra import Hydra, HydraConfig
 from foredraft.heads.nets.medusa import Blockwise, BlockwiseConfig, Medusa, MedusaConfig
-from foredraft.model.hf.causal_lm import CausalLM
-from foredraft.model.hf.head_parts import block_like, output_weight, parts_of, rotary_of
+from foredraft.model.base import TargetModel
+from foredraft.model.hf.head_parts import block_like, output_weight, rotary_of
 from foredraft.model.hf.taps import body, decoder_layers
 from foredraft.model.memory import is_plain
 
 
-def new_eagle(target: CausalLM, warm: bool = True) -> Eagle:
+def new_eagle(target: TargetModel, warm: bool = True) -> Eagle:
     """An EAGLE-1/2 head in the shape of the target's layers."""
     block = block_like(target.config)
-    net = Eagle(EagleConfig(block=block, fc_bias=False), rotary_of(block), parts_of(target.model))
+    net = Eagle(EagleConfig(block=block, fc_bias=False), rotary_of(block), target.parts())
     _initialize(net)
     if warm:
-        last = decoder_layers(target.model)[-1]
+        last = decoder_layers(target.module)[-1]
         _copy_layer(net.layers[0], last)
         with torch.no_grad():
             width = block.hidden_size
@@ -33,7 +33,7 @@ def new_eagle(target: CausalLM, warm: bool = True) -> Eagle:
 
 
 def new_eagle3(
-    target: CausalLM, vocabulary: Tensor | None, taps: tuple[int, ...] | None = None, warm: bool = True
+    target: TargetModel, vocabulary: Tensor | None, taps: tuple[int, ...] | None = None, warm: bool = True
 ) -> Eagle3:
     """An EAGLE-3 head in the shape of the target's layers.
 
@@ -42,7 +42,7 @@ def new_eagle3(
         taps: hidden layers to read; by default 2, N/2 and N - 3, as in the published code.
     """
     block = block_like(target.config)
-    parts = parts_of(target.model)
+    parts = target.parts()
     config = Eagle3Config(
         block=block,
         vocab_size=parts.vocab_size,
@@ -72,18 +72,18 @@ def _new_taps(layers: int) -> tuple[int, ...]:
 
 
 @torch.no_grad()
-def _warm_eagle3(net: Eagle3, target: CausalLM) -> None:
+def _warm_eagle3(net: Eagle3, target: TargetModel) -> None:
     """Copy output layer, norms and last decoder layer from the target; pass the highest feature through."""
     if net.lm_head is not None:
         rows = slice(None) if net.vocabulary is None else net.vocabulary
-        net.lm_head.weight.copy_(output_weight(target.model)[rows])
-    norm = getattr(body(target.model), "norm", None)
+        net.lm_head.weight.copy_(output_weight(target.module)[rows])
+    norm = getattr(body(target.module), "norm", None)
     if norm is not None and norm.weight.shape == net.norm.weight.shape:
         net.norm.weight.copy_(norm.weight)
     width = net.fc.weight.shape[0]
     if net.fc.weight.shape[1] == len(net.taps) * width:
         net.fc.weight[:, -width:] += torch.eye(width)
-    _copy_layer(net.midlayer, decoder_layers(target.model)[-1])
+    _copy_layer(net.midlayer, decoder_layers(target.module)[-1])
 
 
 @torch.no_grad()
@@ -123,9 +123,9 @@ def frequent_tokens(ids: np.ndarray, counts: np.ndarray, size: int, vocab_size: 
     return torch.from_numpy(np.sort(order).copy())
 
 
-def new_medusa(target: CausalLM, heads: int, layers: int = 1, own_heads: bool = False) -> Medusa:
+def new_medusa(target: TargetModel, heads: int, layers: int = 1, own_heads: bool = False) -> Medusa:
     """Medusa heads that initially predict the target's next token: zero residual blocks, the target's output layer."""
-    parts = parts_of(target.model)
+    parts = target.parts()
     net = Medusa(
         MedusaConfig(
             hidden_size=parts.hidden_size,
@@ -140,9 +140,9 @@ def new_medusa(target: CausalLM, heads: int, layers: int = 1, own_heads: bool = 
     return net
 
 
-def new_blockwise(target: CausalLM, heads: int) -> Blockwise:
+def new_blockwise(target: TargetModel, heads: int) -> Blockwise:
     """Heads of blockwise decoding, with the inner size of the target's MLP."""
-    parts = parts_of(target.model)
+    parts = target.parts()
     inner = block_like(target.config).intermediate_size
     config = BlockwiseConfig(
         hidden_size=parts.hidden_size, vocab_size=parts.vocab_size, num_heads=heads, inner_size=inner
@@ -150,9 +150,9 @@ def new_blockwise(target: CausalLM, heads: int) -> Blockwise:
     return Blockwise(config, parts)
 
 
-def new_hydra(target: CausalLM, heads: int, layers: int, own_heads: bool, prefix: bool) -> Hydra:
+def new_hydra(target: TargetModel, heads: int, layers: int, own_heads: bool, prefix: bool) -> Hydra:
     """Hydra heads (Hydra++ with ``prefix``) that initially pass the target's state through."""
-    parts, block = parts_of(target.model), block_like(target.config)
+    parts, block = target.parts(), block_like(target.config)
     config = HydraConfig(
         hidden_size=parts.hidden_size,
         vocab_size=parts.vocab_size,
@@ -163,7 +163,7 @@ def new_hydra(target: CausalLM, heads: int, layers: int, own_heads: bool, prefix
     )
     net = Hydra(config, rotary_of(block) if prefix else None, parts)
     if net.prefix is not None:
-        _copy_layer(net.prefix.layer, decoder_layers(target.model)[-1])
+        _copy_layer(net.prefix.layer, decoder_layers(target.module)[-1])
     width = parts.hidden_size
     with torch.no_grad():
         for mlp in net.mlps:
@@ -174,9 +174,9 @@ def new_hydra(target: CausalLM, heads: int, layers: int, own_heads: bool, prefix
 
 
 @torch.no_grad()
-def _copy_output_layers(heads: nn.ModuleList, target: CausalLM) -> None:
+def _copy_output_layers(heads: nn.ModuleList, target: TargetModel) -> None:
     """Initialize every output layer with the target's."""
-    weight = output_weight(target.model)
+    weight = output_weight(target.module)
     for head in heads:
         head.weight.copy_(weight)  # type: ignore[union-attr,operator]
         if head.bias is not None:

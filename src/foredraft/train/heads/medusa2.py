@@ -18,7 +18,7 @@ from foredraft.core.errors import OptionError
 from foredraft.core.sampling.params import check_known
 from foredraft.heads.nets.medusa import Medusa
 from foredraft.heads.nets.target_parts import FINAL
-from foredraft.model.hf.causal_lm import CausalLM
+from foredraft.model.base import TargetModel
 from foredraft.model.hf.taps import body
 from foredraft.train.heads import medusa_hydra as heads
 from foredraft.train.losses import kl, weighted_mean
@@ -64,16 +64,16 @@ class Options(heads.Options):
 class Joint(nn.Module):
     """Heads and their target as one net."""
 
-    def __init__(self, head: Medusa, target: CausalLM) -> None:
+    def __init__(self, head: Medusa, target: TargetModel) -> None:
         super().__init__()
         self.head = head
-        self.model: nn.Module = target.model.requires_grad_(True)
+        self.model: nn.Module = target.module.requires_grad_(True)
         self._target = target
 
     def states(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T H"]:
         """Input of the target's output layer, with gradients."""
         self.model.eval()  # dropout would make resumed runs differ
-        return body(self._target.model)(input_ids=tokens, use_cache=False)[0]
+        return body(self._target.module)(input_ids=tokens, use_cache=False)[0]
 
     def frozen(self) -> Callable[[Tensor], Tensor]:
         """A function from tokens [B, T] to laws [B, T, V] of a frozen copy of the target."""

@@ -11,12 +11,12 @@ from foredraft.core.drafter import Drafter
 from foredraft.heads.nets.eagle import Eagle, Eagle3
 from foredraft.heads.nets.hydra import Hydra
 from foredraft.heads.nets.medusa import Blockwise, Medusa
-from foredraft.model.hf.causal_lm import CausalLM
+from foredraft.model.base import TargetModel
 from foredraft.train.heads import eagle, eagle3, init as start, medusa2, medusa_hydra as heads
 from foredraft.train.options import HeadShape
 from foredraft.train.recipe import Recipe
 
-Make = Callable[[CausalLM, HeadShape, Tensor | None], nn.Module]
+Make = Callable[[TargetModel, HeadShape, Tensor | None], nn.Module]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class RecipeKind:
     method: str
     chain: dict[str, Any]
     reduces: bool = False
-    join: Callable[[Any, CausalLM], nn.Module] | None = None
+    join: Callable[[Any, TargetModel], nn.Module] | None = None
 
     def drafter(self, net: nn.Module) -> Drafter:
         """A drafter of chains with this net."""
@@ -46,12 +46,12 @@ class RecipeKind:
         return drafter(options(**self.chain), net)  # type: ignore[call-arg]
 
 
-def _new_medusa(target: CausalLM, shape: HeadShape, ids: Tensor | None) -> Medusa:
+def _new_medusa(target: TargetModel, shape: HeadShape, ids: Tensor | None) -> Medusa:
     return start.new_medusa(target, shape.heads, shape.layers, shape.own_heads)
 
 
 def _hydra(prefix: bool) -> RecipeKind:
-    def make(target: CausalLM, shape: HeadShape, ids: Tensor | None) -> Hydra:
+    def make(target: TargetModel, shape: HeadShape, ids: Tensor | None) -> Hydra:
         return start.new_hydra(target, shape.heads, shape.layers, shape.own_heads, prefix)
 
     return RecipeKind(make, Hydra, heads.AheadRecipe, heads.Options, "hydra", {"tree": "x".join("1" * 16)})

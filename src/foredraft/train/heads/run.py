@@ -13,7 +13,6 @@ from foredraft.core.sampling.params import check_known
 from foredraft.heads.formats import load_head
 from foredraft.heads.nets.target_parts import FINAL
 from foredraft.model.base import TargetModel
-from foredraft.model.hf.causal_lm import CausalLM
 from foredraft.model.loading.load import resolve
 from foredraft.train.checkpoint import Report, check_resume
 from foredraft.train.data.batches import TrainBatches
@@ -126,7 +125,7 @@ def _owner(kind: RecipeKind, target_name: str, shape: HeadShape) -> dict[str, An
     return found
 
 
-def _new_net(kind: RecipeKind, shape: HeadShape, store: TokenStore, target: CausalLM, seed: int) -> Any:
+def _new_net(kind: RecipeKind, shape: HeadShape, store: TokenStore, target: TargetModel, seed: int) -> Any:
     """A new head, initialized from the seed, or the one to start from."""
     if shape.start is not None:
         return _started(kind, shape.start, target).requires_grad_(True)
@@ -143,7 +142,7 @@ def _started(kind: RecipeKind, start: str, target: TargetModel) -> Any:
     return head.net
 
 
-def _vocabulary(kind: RecipeKind, shape: HeadShape, store: TokenStore, target: CausalLM) -> Any:
+def _vocabulary(kind: RecipeKind, shape: HeadShape, store: TokenStore, target: TargetModel) -> Any:
     """The ids of a reduced vocabulary: the most frequent tokens; None for the target's."""
     if not kind.reduces or not 0 < shape.vocabulary < target.vocab_size:
         return None
@@ -151,7 +150,7 @@ def _vocabulary(kind: RecipeKind, shape: HeadShape, store: TokenStore, target: C
 
 
 def _validate(
-    kind: RecipeKind, net: Any, recipe: Recipe, target: CausalLM, batches: TrainBatches, loop: LoopOptions
+    kind: RecipeKind, net: Any, recipe: Recipe, target: TargetModel, batches: TrainBatches, loop: LoopOptions
 ) -> dict[str, float]:
     """Metrics on held-out samples, and the acceptance length of the head's chains."""
     return {

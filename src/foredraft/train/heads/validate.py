@@ -12,7 +12,7 @@ from foredraft.engine.policy import Constant
 from foredraft.heads.nets.hydra import Hydra
 from foredraft.heads.nets.medusa import Medusa
 from foredraft.heads.nets.target_parts import FINAL
-from foredraft.model.hf.causal_lm import CausalLM
+from foredraft.model.base import TargetModel
 from foredraft.train.data.batches import TrainBatches
 from foredraft.train.devices import autocast
 from foredraft.train.heads.medusa_hydra import logits_ahead
@@ -32,7 +32,7 @@ def validation_losses(recipe: Recipe, batches: TrainBatches, loop: LoopOptions) 
         return mean_losses(recipe, batches.held_out(_PROMPTS))
 
 
-def validation_length(target: CausalLM, drafter: Drafter, batches: TrainBatches) -> float:
+def validation_length(target: TargetModel, drafter: Drafter, batches: TrainBatches) -> float:
     """Acceptance length of a drafter, with the starts of held-out samples as prompts."""
     prompts = [batch.tokens[0, :_PROMPT].tolist() for batch in batches.held_out(_PROMPTS, ())]
     return round(acceptance_length(target, drafter, prompts, _NEW), 4)
@@ -45,7 +45,9 @@ def mean_losses(recipe: Recipe, batches: Sequence[TrainBatch]) -> dict[str, floa
     return {name: round(sum(float(each[name]) for each in found) / len(found), 6) for name in found[0]}
 
 
-def acceptance_length(target: CausalLM, drafter: Drafter, prompts: Sequence[Sequence[int]], new_tokens: int) -> float:
+def acceptance_length(
+    target: TargetModel, drafter: Drafter, prompts: Sequence[Sequence[int]], new_tokens: int
+) -> float:
     """Tokens per target forward in the decoding loop, all prompts in one batch."""
     target.tap(drafter.needs.hidden_layers)
     engine = Engine(target, drafter, Constant(drafter.needs.longest), max_rows=len(prompts))
