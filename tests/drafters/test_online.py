@@ -16,7 +16,7 @@ from foredraft.core.errors import LawError, OptionError
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
 from foredraft.drafters.online.method import BackgroundTask, Online, Options
-from foredraft.drafters.online.samples import ReplayBuffer, Sample, SampleBatch
+from foredraft.drafters.online.samples import LawSample, ReplayBuffer, SampleBatch
 from foredraft.drafters.online.trainer import MIN_SAMPLES, compare_to_best
 from foredraft.engine.policy import Constant
 from foredraft.model.hf.causal_lm import CausalLM
@@ -58,7 +58,7 @@ def test_the_same_stream_teaches_the_same():
 # What it learns from.
 
 
-def samples(name: str, **options: Any) -> tuple[list[Sample], Online, list[list[int]]]:
+def samples(name: str, **options: Any) -> tuple[list[LawSample], Online, list[list[int]]]:
     """Those of a ragged batch of which rows come and go, the drafter, and the whole texts."""
     served = target()
     online = Online(Options(**{"interval": 1000, "top_laws": 16, **options}), inner(name, served))
@@ -133,10 +133,10 @@ def test_further_levels_are_about_the_tokens_further_ahead():
 
 
 def test_what_waits_is_bounded():
-    def sample(laws: int) -> Sample:
+    def sample(laws: int) -> LawSample:
         zeros = torch.zeros(laws, 4)
         tokens = torch.zeros(laws + 2, dtype=torch.long)
-        return Sample(tokens, {}, tokens[:laws], zeros.int(), zeros.half())
+        return LawSample(tokens, {}, tokens[:laws], zeros.int(), zeros.half())
 
     buffer = ReplayBuffer(3 * sample(10).nbytes)
     for count in (30, 10, 11, 10, 9):

@@ -22,7 +22,7 @@ from foredraft.drafters.prompt_lookup import Options as LookupOptions, PromptLoo
 from foredraft.engine import step
 from foredraft.engine.generator import Generator
 from foredraft.engine.policy import Throughput
-from foredraft.engine.prediction import LONGEST, Prediction, with_copies
+from foredraft.engine.prediction import LONGEST, PredictionCursor, with_copies
 from foredraft.model.kv.cache import bucket
 from runs import model
 
@@ -31,7 +31,7 @@ NAME, OTHER = (900, 901), (910, 911, 912)
 
 def steps(prediction: Sequence[int], output: Sequence[int], most: int = LONGEST) -> tuple[int, int]:
     """Steps until the output is written, and tokens that were copied in vain."""
-    place, written, count, wasted = Prediction(prediction), 0, 0, 0
+    place, written, count, wasted = PredictionCursor(prediction), 0, 0, 0
     while written < len(output):
         draft = place.draft(min(most, len(output) - written - 1))
         accepted = 0
@@ -95,7 +95,7 @@ def test_an_unrelated_prediction_is_hardly_drafted_from():
 
 def test_limits_are_kept():
     text = source(100)
-    place = Prediction(text)
+    place = PredictionCursor(text)
     assert [len(place.draft(most)) for most in (0, 1, 9, 99)] == [0, 1, 9, 15]
     place.follow(text, 15, 15)
     assert place.draft(9) == []  # it ends there

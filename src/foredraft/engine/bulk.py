@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from foredraft.core.errors import PromptError
 from foredraft.engine.request import Sequence
 from foredraft.engine.results import Completed, Result, named
-from foredraft.engine.stream import Source
+from foredraft.engine.stream import StreamSource
 
 Submit = Callable[[int, Any], Sequence]
 """Queues the prompt with this number; raises a ``PromptError`` if it is invalid."""
@@ -18,7 +18,7 @@ else:  # at run time the generator checks the type
 
 
 def completions(
-    source: Source, submit: Submit, prompts: Iterable[Any], progress: Progress | None
+    source: StreamSource, submit: Submit, prompts: Iterable[Any], progress: Progress | None
 ) -> Iterator[Completed]:
     """Run prompts, reading each only when a row is free, and yield them as they complete."""
     done = tokens = 0
@@ -30,7 +30,7 @@ def completions(
         yield completed
 
 
-def _completions(source: Source, submit: Submit, prompts: Iterable[Any]) -> Iterator[Completed]:
+def _completions(source: StreamSource, submit: Submit, prompts: Iterable[Any]) -> Iterator[Completed]:
     engine = source.engine
     numbered = enumerate(prompts)
     running: dict[int, Sequence] = {}
@@ -52,7 +52,7 @@ def _completions(source: Source, submit: Submit, prompts: Iterable[Any]) -> Iter
         engine.abandon(running.values())
 
 
-def _ended(source: Source, running: dict[int, Sequence]) -> list[Completed]:
+def _ended(source: StreamSource, running: dict[int, Sequence]) -> list[Completed]:
     """Remove the ended sequences from ``running``."""
     with source.engine.exclusive():  # another thread may be in a step
         ended = [number for number, sequence in running.items() if sequence.finished]

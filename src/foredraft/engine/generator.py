@@ -20,8 +20,8 @@ from foredraft.engine.driver import Driver
 from foredraft.engine.engine import Engine
 from foredraft.engine.inputs import Params, Prompt, Prompts, Several, as_params, continuation, encode, listed
 from foredraft.engine.request import Piece, Request, Sequence, TokenLogprobs
-from foredraft.engine.results import Call, Completed, Kind, Result, named, table_html
-from foredraft.engine.stream import AsyncStream, Source, Stream
+from foredraft.engine.results import Completed, GenerateCall, Kind, Result, named, table_html
+from foredraft.engine.stream import AsyncStream, Stream, StreamSource
 from foredraft.model.base import TargetModel
 from foredraft.model.text.tokenizer import Message, Tokenizer
 
@@ -31,7 +31,7 @@ _MOST_OUTPUTS = 2**20
 """Outputs of a prompt."""
 
 
-class Generator(Source):
+class Generator(StreamSource):
     """A target with its drafter, made by ``foredraft.load``.
 
     Calls may overlap: all requests in flight share one batch.
@@ -174,7 +174,7 @@ class Generator(Source):
         several = [] if empty else listed(prompts).prompts
         sequences = self.submit(several, as_params(params, options))
         self.engine.run(sequences)
-        return Call(sequences, len(several), single=False).results(self.kind)
+        return GenerateCall(sequences, len(several), single=False).results(self.kind)
 
     def as_completed(
         self,
@@ -339,10 +339,10 @@ class Generator(Source):
     def result_of(self, sequence: Sequence, taken: Seq[Piece] = ()) -> Result:
         return Result.of(sequence, self.kind, taken)
 
-    def _call(self, prompt: Prompt | Seq[Prompt], params: SamplingParams, count: int | None) -> Call:
+    def _call(self, prompt: Prompt | Seq[Prompt], params: SamplingParams, count: int | None) -> GenerateCall:
         prompts, single = listed(prompt)
         sequences = self.submit(prompts, params, 1 if count is None else count)
-        return Call(sequences, len(prompts), single=single and count is None)
+        return GenerateCall(sequences, len(prompts), single=single and count is None)
 
     def _facts(self) -> dict[str, str]:
         target = self.engine.target

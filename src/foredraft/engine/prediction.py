@@ -46,7 +46,7 @@ class _Place(NamedTuple):
     edit: _Edit = _Edit((), ())
 
 
-class Prediction:
+class PredictionCursor:
     """The place of one request's output in its prediction, on the host.
 
     A copy is at least twice as long as what was accepted of the last one. After a mismatch, the output's last tokens
@@ -158,7 +158,7 @@ class Prediction:
             self._guess = None
 
 
-def copies(predictions: Sequence[Prediction | None], limits: Sequence[int], nodes: int) -> list[list[int]]:
+def copies(predictions: Sequence[PredictionCursor | None], limits: Sequence[int], nodes: int) -> list[list[int]]:
     """The tokens to copy for each row.
 
     Args:

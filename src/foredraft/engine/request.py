@@ -15,7 +15,7 @@ from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.sampling.stop import Cut, FinishReason, StopRules
 from foredraft.core.stats import DecodeStats
 from foredraft.engine.detokenizer import Decode, IncrementalDetokenizer
-from foredraft.engine.prediction import Prediction
+from foredraft.engine.prediction import PredictionCursor
 from foredraft.engine.recording import RecordedStep
 from foredraft.engine.tail import RowStep
 from foredraft.model.text.grammar import CompiledGrammar, Matcher
@@ -159,13 +159,13 @@ class Sequence:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     pieces: deque[Piece] = field(default_factory=deque)
     steps: list[RecordedStep] = field(default_factory=list)  # if the request records them
-    prediction: Prediction | None = field(init=False)
+    prediction: PredictionCursor | None = field(init=False)
     matcher: Matcher | None = field(init=False, default=None)
     _detokenizer: IncrementalDetokenizer = field(init=False)
 
     def __post_init__(self) -> None:
         ids = self.params.prediction
-        self.prediction = Prediction(ids) if isinstance(ids, tuple) and ids else None
+        self.prediction = PredictionCursor(ids) if isinstance(ids, tuple) and ids else None
         self._detokenizer = IncrementalDetokenizer(self.decode, self.params.stop_strings)
         if self.request.grammar is not None:
             self.matcher = self.request.grammar.matcher(sorted(self.rules.eos_token_ids))

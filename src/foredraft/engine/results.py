@@ -107,7 +107,7 @@ _MARK = "background: rgba(46, 160, 67, 0.3); color: inherit"
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class GenerateCall:
     """The sequences of one call, grouped by prompt; ``single``: the call returns one result, not a list."""
 
     sequences: list[Sequence]

@@ -11,7 +11,7 @@ from foredraft.engine.request import Piece, Sequence
 from foredraft.engine.results import Result
 
 
-class Source(ABC):
+class StreamSource(ABC):
     """What streams need of the generator, which each stream keeps alive."""
 
     engine: Engine
@@ -25,7 +25,7 @@ class Source(ABC):
 class _OneOutput:
     """The output of one request, taken piece by piece; it is cancelled if the object is garbage-collected."""
 
-    def __init__(self, source: Source, sequence: Sequence) -> None:
+    def __init__(self, source: StreamSource, sequence: Sequence) -> None:
         self._source = source
         self._sequence = sequence
         self._taken: list[Piece] = []

@@ -24,7 +24,7 @@ from foredraft.core.errors import DataError, DrafterError, OptionError
 from foredraft.core.io import atomic_save, fingerprint
 from foredraft.drafters.common.build_context import BuildContext
 from foredraft.drafters.common.composite import CompositeDrafter, Hidden
-from foredraft.drafters.online.samples import ReplayBuffer, RowRecord, Sample, StepRecord
+from foredraft.drafters.online.samples import LawSample, ReplayBuffer, RowRecord, StepRecord
 from foredraft.drafters.online.train_adapters import adapter_for
 from foredraft.drafters.online.trainer import OnlineTrainer, Options, Report
 
@@ -145,7 +145,7 @@ class Online(CompositeDrafter, Background):
                 self._current.clear()
             self.reports = self._reports_with(report)
 
-    def _learn(self, samples: list[Sample]) -> Report:
+    def _learn(self, samples: list[LawSample]) -> Report:
         report = self._trainer.learn(samples)
         if self._checkpoint is not None:
             self._checkpoint.save(self._trainer, self._reports_with(report))

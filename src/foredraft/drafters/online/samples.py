@@ -24,7 +24,7 @@ _STATES = torch.bfloat16  # the dtype of stored features in train/data/features
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class LawSample:
     """A part of one row that the target has read, with its laws at n positions.
 
     ``places[i]``: law i is that of the token after this position, as a ``TopKDistribution``. ``hidden``: the target's
@@ -55,7 +55,7 @@ class SampleBatch:
     p: Float[Tensor, "n m"]
 
     @classmethod
-    def of(cls, samples: Sequence[Sample], device: torch.device) -> "SampleBatch":
+    def of(cls, samples: Sequence[LawSample], device: torch.device) -> "SampleBatch":
         """Stack samples on the device of the network."""
         tokens = pad_sequence([sample.tokens for sample in samples], batch_first=True)
 
@@ -157,11 +157,11 @@ class RowRecord:
         self.ids.append(step.law.ids[b, :count].clone())
         self.p.append(p.clone())
 
-    def sample(self) -> Sample | None:
+    def sample(self) -> LawSample | None:
         """The record as a training sample; None if it has no laws."""
         if not self.places:
             return None
-        return Sample(
+        return LawSample(
             torch.tensor(self.tokens),
             {tap: torch.cat(states) for tap, states in self.hidden.items()},
             torch.tensor(self.places),
@@ -180,20 +180,20 @@ class ReplayBuffer:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._samples: deque[Sample] = deque()
+        self._samples: deque[LawSample] = deque()
         self.nbytes = 0
 
     def __len__(self) -> int:
         return len(self._samples)
 
-    def add(self, sample: Sample) -> None:
+    def add(self, sample: LawSample) -> None:
         """Add a sample; one that exceeds the limit by itself is dropped."""
         self._samples.append(sample)
         self.nbytes += sample.nbytes
         while self.nbytes > self._limit:
             self.nbytes -= self._samples.popleft().nbytes
 
-    def take(self) -> list[Sample]:
+    def take(self) -> list[LawSample]:
         taken = list(self._samples)
         self._samples.clear()
         self.nbytes = 0

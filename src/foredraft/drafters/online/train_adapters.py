@@ -29,7 +29,7 @@ _UNROLLED = 3
 """Levels of a draft on which an EAGLE head is trained; after the first it reads its own states."""
 
 
-class Prediction(NamedTuple):
+class LawPrediction(NamedTuple):
     """Target and predicted laws ``p`` and ``log_q`` [m, k + 1], and the laws' numbers in the batch [m]."""
 
     p: Tensor
@@ -62,12 +62,12 @@ class TrainAdapter(ABC, Generic[N]):
         """Copy the trained weights into the served network."""
         copy_weights(self.served, self.shadow)
 
-    def predict(self, batch: SampleBatch) -> Iterator[Prediction]:
+    def predict(self, batch: SampleBatch) -> Iterator[LawPrediction]:
         """The copy's predictions of the laws of a batch, for each level of a draft that the network supports; level 0
         is a draft's first token."""
         for logits, laws in self._logits_by_level(batch):
             ids, known = self._draft_ids(batch.ids[laws])
-            yield Prediction(*coarsen(logits.float(), ids, known, batch.p[laws]), laws)
+            yield LawPrediction(*coarsen(logits.float(), ids, known, batch.p[laws]), laws)
 
     @abstractmethod
     def _logits_by_level(self, batch: SampleBatch) -> Iterator[tuple[Tensor, Tensor]]:

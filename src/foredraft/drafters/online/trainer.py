@@ -20,7 +20,7 @@ from foredraft.core.draft import Law
 from foredraft.core.errors import OptionError
 from foredraft.core.options import DrafterOptions
 from foredraft.core.sampling.params import check_known
-from foredraft.drafters.online.samples import Sample, SampleBatch
+from foredraft.drafters.online.samples import LawSample, SampleBatch
 from foredraft.drafters.online.train_adapters import TrainAdapter
 
 Weights = dict[str, Tensor]
@@ -115,7 +115,7 @@ class OnlineTrainer:
         self._optimizer = self._fresh_optimizer()
         self.version = 0
 
-    def learn(self, samples: Sequence[Sample]) -> Report:
+    def learn(self, samples: Sequence[LawSample]) -> Report:
         """Evaluate, then restore the best version or train."""
         with torch.inference_mode(False), torch.enable_grad():
             before = self._copy()
@@ -171,7 +171,7 @@ class OnlineTrainer:
         self.version = state["version"]
 
     @torch.no_grad()
-    def _acceptance(self, samples: Sequence[Sample]) -> list[float]:
+    def _acceptance(self, samples: Sequence[LawSample]) -> list[float]:
         """Acceptance on each sample with the current weights."""
         found: list[float] = []
         for batch in self._batches(samples):
@@ -183,7 +183,7 @@ class OnlineTrainer:
             found += (total / count.clamp(min=1)).nan_to_num(nan=0.0).tolist()
         return found
 
-    def _train(self, samples: Sequence[Sample]) -> float:
+    def _train(self, samples: Sequence[LawSample]) -> float:
         """Run the optimizer steps of one interval; return the mean loss, or NaN if a loss or gradient is not finite."""
         generator = torch.Generator().manual_seed(self.version)
         losses: list[float] = []
@@ -212,7 +212,7 @@ class OnlineTrainer:
                 total = loss if total is None else total + loss
         return total
 
-    def _batches(self, samples: Sequence[Sample]) -> Iterator[SampleBatch]:
+    def _batches(self, samples: Sequence[LawSample]) -> Iterator[SampleBatch]:
         device = next(iter(self._weights.values())).device
         for begin in range(0, len(samples), self._options.batch):
             yield SampleBatch.of(samples[begin : begin + self._options.batch], device)
