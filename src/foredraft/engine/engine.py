@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence as Seq
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
-from foredraft.core.drafter import Drafter, Plan, View
+from foredraft.core.drafter import Drafter
 from foredraft.core.errors import ModelError, PromptError
 from foredraft.core.rng import request_seed
 from foredraft.core.sampling.params import SamplingParams
@@ -27,7 +27,7 @@ from foredraft.engine.request import Decode, Request, Sequence, fail_all
 from foredraft.engine.row_work import Prepared, RowFaults
 from foredraft.engine.shared_cores import SharedCores
 from foredraft.engine.state import Batch
-from foredraft.engine.step import StepDone, StepInputs, Stepper, round_up
+from foredraft.engine.step import StepInputs, Stepper, round_up
 from foredraft.model.base import TargetModel
 from foredraft.model.kv.cache import SlotCache
 from foredraft.model.recording.replay import EAGER, Replay
@@ -355,9 +355,6 @@ class Engine:
         """The sequences in flight by row number, with those whose prompts are being read."""
         return {**self._reader.requests, **dict(zip(self._batch.rows, self._batch.sequences, strict=True))}
 
-    def _plan(self, view: View, limits: Seq[int]) -> Plan:
-        return self.policy.plan(view, limits)
-
     def _prepared(self, faults: RowFaults) -> Prepared | None:
         """What a step needs of its rows, without those that cannot be prepared, which end; None if none is left."""
         try:
@@ -370,13 +367,12 @@ class Engine:
 
     def _inputs(self, prepared: Prepared) -> StepInputs:
         """The next step of the batch, with its plan or the draft that was made ahead."""
-        view, limits, chains = prepared
-        sequences = self._batch.sequences
+        (view, limits, chains), sequences = prepared, self._batch.sequences
         drafted = self.ahead.take(sequences, chains)
         allowed = [0 if chain else limit for limit, chain in zip(limits, chains, strict=True)]
         return StepInputs(
             view=view,
-            plan=drafted.plan if drafted else self._plan(view, allowed),
+            plan=drafted.plan if drafted else self.policy.plan(view, allowed),
             drafted=drafted,
             chains=chains,
             matchers=matchers_of(sequences),
@@ -397,12 +393,8 @@ class Engine:
         self.ahead.draft(self._stepper, self._batch, self.policy, launched)
         done = self._stepper.read(launched)
         kept = row_work.extend(sequences, done, faults)
-        self._zero_unhealthy(inputs.view.rows, done)
+        if sick := [row for row, result in zip(inputs.view.rows, done.rows, strict=True) if not result.healthy]:
+            self._stepper.cache.zero(sick)  # their NaN would leak into the rows' next requests
         done.host_seconds = time.perf_counter() - started - done.draft_seconds - done.verify_seconds
         self.policy.observe(inputs.view, inputs.plan, done)
         row_work.count(sequences, done, kept, time.perf_counter() - started, faults)
-
-    def _zero_unhealthy(self, rows: Seq[int], done: StepDone) -> None:
-        """Clear rows of the cache whose NaN would leak into their next requests."""
-        if sick := [row for row, result in zip(rows, done.rows, strict=True) if not result.healthy]:
-            self._stepper.cache.zero(sick)
