@@ -146,12 +146,12 @@ class Throwing(Drafter):
         self._throw("release")
 
 
-@pytest.mark.parametrize("place", ["admit", "fuse", "propose", "commit", "release"])
+@pytest.mark.parametrize("place", ["admit", "read_ahead", "fuse", "propose", "commit", "release"])
 def test_a_method_that_throws_is_one_sentence_and_leaves_nothing_behind(place: str, caplog: pytest.LogCaptureFixture):
-    prompts, drafter = tiny.prompts((6, 11)), Throwing(place)
+    prompts, drafter = tiny.prompts((6, 40)), Throwing(place)  # the second is read while the first runs
     with foredraft.load(tiny.build(), None) as g:
         plain = [result.tokens for result in g.generate(prompts, max_new_tokens=8)]
-    with foredraft.load(tiny.build(), drafter) as g:
+    with foredraft.load(tiny.build(), drafter, max_prefill_tokens=8) as g:
         if place == "release":  # the request has ended: the error goes to the log
             assert [result.tokens for result in g.generate(prompts, max_new_tokens=8)] == plain
             error = next(record.exc_info[1] for record in caplog.records if record.exc_info)
