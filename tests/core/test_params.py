@@ -71,6 +71,8 @@ def test_a_value_out_of_its_range_is_an_error_that_names_both(name, value):
         ({"logit_bias": {1: 1e31}}, r"logit_bias must be numbers from -1e\+30 to 1e\+30, or -inf"),
         ({"logit_bias": {1: 10**400}}, "logit_bias must be numbers by token id"),
         ({"logit_bias": {"9" * 5000: 1}}, "logit_bias must be numbers by token id"),
+        ({"max_new_tokens": 2**70}, "max_new_tokens must be a whole number of 64 bits, not 11805"),
+        ({"top_k": 2**63}, "top_k must be a whole number of 64 bits, not 92233"),
         ({"num_assistant_tokens": -1}, "num_assistant_tokens must be a whole number, 0 or more, not -1"),
     ],
 )

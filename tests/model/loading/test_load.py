@@ -1,6 +1,7 @@
 """Models from folders: what comes out, what is refused, and with which sentence."""
 
 import json
+import logging
 from pathlib import Path
 from shutil import copytree
 
@@ -135,6 +136,24 @@ def test_tokenizers_that_agree_and_do_not(folder: Path):
     model = tiny.build("llama")
     with pytest.raises(DrafterError, match="another tokenizer than the target .*universal:.*prompt_lookup"):
         foredraft.load(model, f"draft_model:{folder}", tokenizer=swapped)
+
+
+def test_a_text_longer_than_the_tokenizers_limit_is_no_warning(caplog: pytest.LogCaptureFixture):
+    """Contexts are checked by the engine; a warning of transformers would stand in the log of a server."""
+    logger, talkative = logging.getLogger("transformers"), hf_logging.get_verbosity()
+    logger.addHandler(caplog.handler)
+    hf_logging.set_verbosity_warning()
+    try:
+        inner = tiny.tokenizer()
+        inner.model_max_length = 4
+        text = Tokenizer(inner)
+        _ = text.encode("abcdefgh"), text.encode_many(["abcdefgh"])
+        inner.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+        text.encode_turns([{"role": "user", "content": "abcd"}, {"role": "assistant", "content": "efgh"}])
+    finally:
+        hf_logging.set_verbosity(talkative)
+        logger.removeHandler(caplog.handler)
+    assert not caplog.messages
 
 
 def test_prompts_that_are_nothing():

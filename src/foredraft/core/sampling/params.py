@@ -108,6 +108,8 @@ class SamplingParams:
             value = getattr(self, name)
             if value is None and name in _OPTIONAL:
                 continue
+            if isinstance(value, int) and not _fits(value) and test(value):
+                range_ = "a whole number of 64 bits"
             if value is None or not _is_number(value) or not test(value):
                 raise OptionError(f"{name} must be {range_}, not {shown(value)}.")
         if self.min_new_tokens > self.max_new_tokens:

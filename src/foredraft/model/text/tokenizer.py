@@ -112,12 +112,12 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError as error:
             raise PromptError(f"The prompt is not valid Unicode: {error.reason} at character {error.start}.") from None
-        return list(self.inner(text, add_special_tokens=special)["input_ids"])
+        return list(self.inner(text, add_special_tokens=special, verbose=False)["input_ids"])
 
     def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of many strings at once, without special tokens; invalid Unicode is replaced by question marks."""
         clean = [text.encode("utf-8", "replace").decode() for text in texts]
-        return [list(ids) for ids in self.inner(clean, add_special_tokens=False)["input_ids"]] if clean else []
+        return [list(ids) for ids in self.inner(clean, add_special_tokens=False, verbose=False)["input_ids"]] if clean else []
 
     def encode_turns(self, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
         """Ids of a whole conversation, and a mask of the assistant's tokens (1) for training.
@@ -136,7 +136,7 @@ class Tokenizer:
                 begin = len(self._rendered(turns[:number], add_generation_prompt=True))
                 end = len(self._rendered(turns[: number + 1]))
                 by_assistant[begin:end] = [1] * (end - begin)
-        encoding = self.inner(whole, add_special_tokens=False, return_offsets_mapping=True)
+        encoding = self.inner(whole, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         spans = encoding["offset_mapping"]
         return list(encoding["input_ids"]), [int(end > begin and by_assistant[begin] == 1) for begin, end in spans]
 
