@@ -117,7 +117,9 @@ class Tokenizer:
     def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of many strings at once, without special tokens; invalid Unicode is replaced by question marks."""
         clean = [text.encode("utf-8", "replace").decode() for text in texts]
-        return [list(ids) for ids in self.inner(clean, add_special_tokens=False, verbose=False)["input_ids"]] if clean else []
+        if not clean:
+            return []
+        return [list(ids) for ids in self.inner(clean, add_special_tokens=False, verbose=False)["input_ids"]]
 
     def encode_turns(self, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
         """Ids of a whole conversation, and a mask of the assistant's tokens (1) for training.
