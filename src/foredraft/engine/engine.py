@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence as Seq
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
-from foredraft.core.drafter import Drafter
+from foredraft.core.drafter import Drafter, Plan, View
 from foredraft.core.errors import ModelError, PromptError
 from foredraft.core.rng import request_seed
 from foredraft.core.sampling.params import SamplingParams
@@ -19,7 +19,6 @@ from foredraft.core.verify import RULES
 from foredraft.engine import row_work
 from foredraft.engine.admission import Admission
 from foredraft.engine.ahead import Ahead
-from foredraft.engine.grammar_masks import matchers_of
 from foredraft.engine.policy import Policy
 from foredraft.engine.prefix_cache import PrefixCache
 from foredraft.engine.prompt_reader import PromptReader, prefill_failure
@@ -355,6 +354,9 @@ class Engine:
         """The sequences in flight by row number, with those whose prompts are being read."""
         return {**self._reader.requests, **dict(zip(self._batch.rows, self._batch.sequences, strict=True))}
 
+    def _plan(self, view: View, limits: Seq[int]) -> Plan:
+        return self.policy.plan(view, limits)
+
     def _prepared(self, faults: RowFaults) -> Prepared | None:
         """What a step needs of its rows, without those that cannot be prepared, which end; None if none is left."""
         try:
@@ -367,19 +369,10 @@ class Engine:
 
     def _inputs(self, prepared: Prepared) -> StepInputs:
         """The next step of the batch, with its plan or the draft that was made ahead."""
-        (view, limits, chains), sequences = prepared, self._batch.sequences
-        drafted = self.ahead.take(sequences, chains)
-        allowed = [0 if chain else limit for limit, chain in zip(limits, chains, strict=True)]
-        return StepInputs(
-            view=view,
-            plan=drafted.plan if drafted else self.policy.plan(view, allowed),
-            drafted=drafted,
-            chains=chains,
-            matchers=matchers_of(sequences),
-            free_rows=frozenset(self._admission.free_rows(self._running())) if self._stepper.replay.records else (),
-            batch=self._batch,
-            logprobs=any(sequence.params.logprobs is not None for sequence in sequences),
-        )
+        drafted = self.ahead.take(self._batch.sequences, prepared.chains)
+        plan = drafted.plan if drafted else self._plan(prepared.view, prepared.allowed)
+        free_rows = frozenset(self._admission.free_rows(self._running())) if self._stepper.replay.records else ()
+        return prepared.inputs(self._batch, plan, drafted, free_rows)
 
     def _advance(self, faults: RowFaults) -> None:
         """Run one step of all rows and extend each sequence."""
@@ -393,8 +386,7 @@ class Engine:
         self.ahead.draft(self._stepper, self._batch, self.policy, launched)
         done = self._stepper.read(launched)
         kept = row_work.extend(sequences, done, faults)
-        if sick := [row for row, result in zip(inputs.view.rows, done.rows, strict=True) if not result.healthy]:
-            self._stepper.cache.zero(sick)  # their NaN would leak into the rows' next requests
+        row_work.zero_unhealthy(self._stepper.cache, inputs.view.rows, done)
         done.host_seconds = time.perf_counter() - started - done.draft_seconds - done.verify_seconds
         self.policy.observe(inputs.view, inputs.plan, done)
         row_work.count(sequences, done, kept, time.perf_counter() - started, faults)

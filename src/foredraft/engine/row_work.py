@@ -1,13 +1,15 @@
 """The host's work for single rows before and after a step. An error in it ends the row's request alone."""
 
-from collections.abc import Callable, Mapping, Sequence as Seq
+from collections.abc import Callable, Container, Mapping, Sequence as Seq
 from typing import NamedTuple
 
-from foredraft.core.drafter import View
+from foredraft.core.drafter import Plan, View
+from foredraft.engine.grammar_masks import matchers_of
 from foredraft.engine.prediction import Chains, copies
 from foredraft.engine.request import Sequence, failure
 from foredraft.engine.state import Batch
-from foredraft.engine.step import StepDone, Stepper
+from foredraft.engine.step import Drafted, StepDone, StepInputs, Stepper
+from foredraft.model.kv.cache import SlotCache
 
 
 class RowFaults:
@@ -56,6 +58,24 @@ class Prepared(NamedTuple):
         nodes = stepper.copied_nodes(view) if any(predictions) else 0
         return cls(view, limits, copies(predictions, limits, nodes))
 
+    @property
+    def allowed(self) -> list[int]:
+        """The most tokens that the drafter may draft for each row: none beside a copy."""
+        return [0 if chain else limit for limit, chain in zip(self.limits, self.chains, strict=True)]
+
+    def inputs(self, batch: Batch, plan: Plan, drafted: Drafted | None, free_rows: Container[int]) -> StepInputs:
+        """The inputs of the step with this plan."""
+        return StepInputs(
+            view=self.view,
+            plan=plan,
+            drafted=drafted,
+            chains=self.chains,
+            matchers=matchers_of(batch.sequences),
+            free_rows=free_rows,
+            batch=batch,
+            logprobs=any(sequence.params.logprobs is not None for sequence in batch.sequences),
+        )
+
 
 def end_unprepared(batch: Batch, context: int, faults: RowFaults) -> bool:
     """End the requests that cannot be prepared for a step, each tried alone; False if there are none."""
@@ -96,6 +116,12 @@ def _extend(sequence: Sequence, index: int, done: StepDone) -> int:
     if done.logprobs is not None:
         sequence.add_logprobs(done.logprobs[index], result.emitted[:kept])
     return kept
+
+
+def zero_unhealthy(cache: SlotCache, rows: Seq[int], done: StepDone) -> None:
+    """Clear rows of the cache whose NaN would leak into their next requests."""
+    if sick := [row for row, result in zip(rows, done.rows, strict=True) if not result.healthy]:
+        cache.zero(sick)
 
 
 def count(sequences: Seq[Sequence], done: StepDone, kept: Seq[int], seconds: float, faults: RowFaults) -> None:

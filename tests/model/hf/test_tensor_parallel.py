@@ -16,8 +16,12 @@ import foredraft
 import laws
 import random_heads
 import tiny
+from foredraft.core.drafter import Plan
 from foredraft.core.errors import DrafterError, OptionError
-from foredraft.engine.parallel import _Digests
+from foredraft.drafters.prompt_lookup import Options, PromptLookup
+from foredraft.engine.generator import Generator, Kind
+from foredraft.engine.parallel import ParallelEngine, _Digests
+from foredraft.engine.policy import Constant
 from foredraft.heads.formats import save_head
 from foredraft.model.hf.causal_lm import CausalLM
 from foredraft.model.hf.support import why_eager
@@ -210,6 +214,23 @@ def test_the_hash_of_an_output_takes_its_new_tokens():
     found = here.of({4: Watched([*outputs[4], 6])})
     assert read == [slice(5, None)] and found == there.of({4: [*outputs[4], 6]})
     assert found != _Digests().of({4: [*outputs[4], 5]}) and here.of({4: [*outputs[4], 6, 1]}) != found
+
+
+def test_every_step_takes_the_plan_of_rank_0():
+    """Without more processes: what rank 0 sends, and that a step follows what was sent."""
+    target, sent = CausalLM(tiny.build("llama")), list[Any]()
+    none = Plan((0,))
+
+    def share(value: Any) -> Any:
+        sent.append(value)
+        return none if isinstance(value, Plan) else value
+
+    ranks: Any = SimpleNamespace(leads=True, share=share)
+    engine = ParallelEngine(target, PromptLookup(Options()), Constant(3), ranks=ranks, place=0)
+    generator = Generator(engine, None, (), Kind("prompt_lookup", True))
+    found = generator.generate([1, 2, 3, 1, 2, 3], max_new_tokens=8)
+    plans = [each for each in sent if isinstance(each, Plan)]
+    assert len(plans) == 8 and plans[0].lengths == (3,) and found.stats.drafted == 0
 
 
 def test_a_target_in_parts_needs_as_many_processes():
