@@ -4,7 +4,7 @@ from collections.abc import Callable
 from os import PathLike, fspath
 from pathlib import Path
 
-from foredraft.core.errors import ModelError, OptionError
+from foredraft.core.errors import ModelError, OptionError, first_line
 from foredraft.core.io import check_writable_folder
 from foredraft.model.loading.load import load_model
 from foredraft.model.loading.quantised import check_weights, source_for
@@ -44,6 +44,6 @@ def quantize(
             loaded.model.generation_config.save_pretrained(folder)
         if loaded.tokenizer is not None:
             loaded.tokenizer.inner.save_pretrained(folder)
-    except OSError as error:
-        raise ModelError(f"Cannot write to {str(folder)!r}: {error.strerror}.") from None
+    except Exception as error:  # tokenizers raises no OSError
+        raise ModelError(f"Cannot write to {str(folder)!r}: {first_line(error)}.") from None
     save_weights(folder, loaded.model, source, weights, progress)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 import foredraft
@@ -155,6 +156,17 @@ def test_the_command(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["quantize", str(source), str(source)]) == 2
     assert main(["quantize", str(source), str(tmp_path / "out"), "--weights", "auto"]) == 2
     assert "weights must be int4 or int8" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The tokenizers package raises an exception of no class for it."""
+
+    def full(self: object, folder: object, **given: object) -> None:
+        raise Exception("No space left on device (os error 28)")
+
+    monkeypatch.setattr(transformers.PreTrainedTokenizerFast, "save_pretrained", full)
+    with pytest.raises(ModelError, match=r"^Cannot write to '.*': No space left on device \(os error 28\)\.$"):
+        foredraft.quantize("sample", tmp_path / "out")
 
 
 def test_models_that_the_engine_does_not_run_are_not_saved(tmp_path: Path):
