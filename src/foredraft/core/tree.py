@@ -1,5 +1,6 @@
 """The token tree, the data structure of every draft. A chain is a tree with one branch."""
 
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -123,6 +124,14 @@ class TokenTree:
         """The same tree with the drafted nodes of all other rows turned into padding."""
         keep = rows[:, None] | (self.parents == ROOT)
         return replace(self, parents=torch.where(keep, self.parents, PAD))
+
+
+def host_depths(parents: Sequence[int]) -> list[int]:
+    """Distance of each node of a row from the root; 0 for padding."""
+    depths = [0]
+    for parent in parents[1:]:
+        depths.append(depths[parent] + 1 if parent >= 0 else 0)
+    return depths
 
 
 class Merged(NamedTuple):

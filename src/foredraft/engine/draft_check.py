@@ -14,7 +14,7 @@ from torch import Tensor
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import View
 from foredraft.core.errors import DrafterError
-from foredraft.core.tree import PAD, ROOT, TokenTree
+from foredraft.core.tree import PAD, ROOT, TokenTree, host_depths
 
 _ROUNDING = 1e-2
 """Tolerance for the sum of q; half-precision rounding stays below it."""
@@ -47,39 +47,13 @@ class Proposed(NamedTuple):
             DrafterError: names the drafter and the fault.
         """
         for row, ((sound, parent, token, root), depth) in enumerate(zip(table, depths, strict=True)):
-            fault = None if sound and parent == ROOT and token == root else self._fault(row, root)
+            fault = None
+            if not (sound and parent == ROOT and token == root):
+                fault = _fault(self.draft, self.view, self.vocab_size, row, root)
             if depth > most:
                 fault = fault or f"a path of {depth} tokens is deeper than the {most} of tree.depth"
             if fault is not None:
                 raise DrafterError(f"{self.name} proposed a draft that cannot be verified: {fault} (row {row}).")
-
-    def _fault(self, row: int, root: int) -> str | None:
-        """Describe the fault of a row, on the host. None if the only fault is a q that is all 0 or NaN: ``verify``
-        skips such nodes."""
-        draft, greedy = self.draft, self.view.warp.greedy_rows
-        drawn = None if self.view.warp.greedy or (greedy is not None and bool(greedy[row])) else draft.q
-        tokens, parents = draft.tree.tokens[row].tolist(), draft.tree.parents[row].tolist()
-        if tokens[0] != root or parents[0] != ROOT:
-            return f"node 0 is token {tokens[0]} below {parents[0]}, and must be the root, token {root} below {ROOT}"
-        seen: set[int] = set()
-        for node in (node for node in range(1, len(tokens)) if parents[node] != PAD):
-            token, parent = tokens[node], parents[node]
-            if not 0 <= parent < node or (draft.tree.linear and parent != node - 1):
-                expected = node - 1 if draft.tree.linear else f"one of 0 to {node - 1}"
-                return f"the parent of node {node} is {parent}, and must be {expected}, or {PAD} for padding"
-            if draft.law is Law.CHAIN and parent in seen:
-                return f"its law is {draft.law.value!r}, but node {parent} has several children"
-            seen.add(parent)
-            if not 0 <= token < self.vocab_size:
-                return f"node {node} is token {token}, and the target's tokens are 0 to {self.vocab_size - 1}"
-            total = 0.0 if drawn is None else float(drawn[row, node].sum())
-            if drawn is None or not total > 0:
-                continue
-            if abs(total - 1) > _ROUNDING:
-                return f"the q of node {node} sums to {total:.4g}, and must sum to 1"
-            if drawn[row, node, token] <= 0:
-                return f"node {node} is token {token}, to which its q gives no probability, so q is not its law"
-        return None
 
 
 def checked(draft: object, view: View, vocab_size: int, name: str) -> tuple[Draft, Proposed | None]:
@@ -95,7 +69,7 @@ def checked(draft: object, view: View, vocab_size: int, name: str) -> tuple[Draf
     if fault is not None or not isinstance(draft, Draft):
         raise DrafterError(f"{name} proposed a draft that cannot be verified: {fault}.")
     tree = draft.tree
-    if draft.q is None and tree.tokens.device.type == "cpu" and _is_sound(tree, view.roots.tolist(), vocab_size):
+    if draft.q is None and tree.tokens.device.type == "cpu" and _is_sound(draft, view, vocab_size):
         return draft, None
     tokens, parents = tree.tokens, tree.parents
     above = torch.arange(-1, tokens.shape[1] - 1, device=tokens.device)
@@ -121,22 +95,43 @@ def checked(draft: object, view: View, vocab_size: int, name: str) -> tuple[Draf
     return Draft(safe, draft.law, draft.q, draft.scores), Proposed(sound.all(1), draft, view, vocab_size, name)
 
 
-def _is_sound(tree: TokenTree, roots: list[int], vocab_size: int) -> bool:
-    """Whether all rows are trees of tokens below their roots that keep to ``tree.depth``; reads the values."""
-    for root, tokens, parents in zip(roots, *tree.lists, strict=True):
-        if tokens[0] != root or parents[0] != ROOT or min(tokens) < 0 or max(tokens) >= vocab_size:
-            return False
-        depths = [0]
-        for node, parent in enumerate(parents[1:], start=1):
-            if parent == PAD:
-                depths.append(0)
-            elif not 0 <= parent < node or (tree.linear and parent != node - 1):
-                return False
-            else:
-                depths.append(depths[parent] + 1)
-        if max(depths) > tree.depth:
-            return False
-    return True
+def _is_sound(draft: Draft, view: View, vocab_size: int) -> bool:
+    """Whether no row has a fault, its padding holds tokens and its nodes keep to ``tree.depth``; reads the values."""
+    tree = draft.tree
+    if any(_fault(draft, view, vocab_size, row, root) for row, root in enumerate(view.roots.tolist())):
+        return False
+    tokens, parents = tree.lists
+    in_range = all(0 <= min(row) and max(row) < vocab_size for row in tokens)
+    return in_range and all(max(host_depths(row)) <= tree.depth for row in parents)
+
+
+def _fault(draft: Draft, view: View, vocab_size: int, row: int, root: int) -> str | None:
+    """Describe the fault of a row, on the host. None if the only fault is a q that is all 0 or NaN: ``verify``
+    skips such nodes."""
+    greedy = view.warp.greedy_rows
+    drawn = None if draft.q is None or view.warp.greedy or (greedy is not None and bool(greedy[row])) else draft.q
+    tokens, parents = (values[row] for values in draft.tree.lists)
+    if tokens[0] != root or parents[0] != ROOT:
+        return f"node 0 is token {tokens[0]} below {parents[0]}, and must be the root, token {root} below {ROOT}"
+    seen: set[int] = set()
+    for node in (node for node in range(1, len(tokens)) if parents[node] != PAD):
+        token, parent = tokens[node], parents[node]
+        if not 0 <= parent < node or (draft.tree.linear and parent != node - 1):
+            expected = node - 1 if draft.tree.linear else f"one of 0 to {node - 1}"
+            return f"the parent of node {node} is {parent}, and must be {expected}, or {PAD} for padding"
+        if draft.law is Law.CHAIN and parent in seen:
+            return f"its law is {draft.law.value!r}, but node {parent} has several children"
+        seen.add(parent)
+        if not 0 <= token < vocab_size:
+            return f"node {node} is token {token}, and the target's tokens are 0 to {vocab_size - 1}"
+        total = 0.0 if drawn is None else float(drawn[row, node].sum())
+        if drawn is None or not total > 0:
+            continue
+        if abs(total - 1) > _ROUNDING:
+            return f"the q of node {node} sums to {total:.4g}, and must sum to 1"
+        if drawn[row, node, token] <= 0:
+            return f"node {node} is token {token}, to which its q gives no probability, so q is not its law"
+    return None
 
 
 def _has_elder_sibling(parents: Int[Tensor, "B N"]) -> Bool[Tensor, "B N"]:

@@ -17,7 +17,7 @@ from foredraft.core.draft import Draft, Verdict
 from foredraft.core.drafter import View
 from foredraft.core.rng import Choose, target_bits
 from foredraft.core.sampling.warp import Paths
-from foredraft.core.tree import PAD
+from foredraft.core.tree import PAD, host_depths
 from foredraft.core.verify import DEFAULT
 from foredraft.core.worth import DraftNodes
 from foredraft.engine.draft_check import Proposed
@@ -127,13 +127,5 @@ def _row(race: _Race, tokens: Sequence[int], nodes: DraftNodes, *, linear: bool)
         path.append(end)
         end = nodes.parents[end]
     drafted = len(nodes.parents) - 1 - nodes.parents.count(PAD)
-    depth = drafted if linear else _deepest(nodes.parents)
+    depth = drafted if linear else max(host_depths(nodes.parents))
     return RowStep(emitted, drafted, depth, len(path), healthy, path[::-1], nodes)
-
-
-def _deepest(parents: Sequence[int]) -> int:
-    depths = [0] * len(parents)
-    for node, parent in enumerate(parents):
-        if parent >= 0:
-            depths[node] = depths[parent] + 1
-    return max(depths)

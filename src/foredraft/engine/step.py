@@ -12,7 +12,7 @@ from torch import Tensor
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Drafter, Plan, StepOut, View
 from foredraft.core.transfer import to_device
-from foredraft.core.tree import PAD, ROOT, TokenTree
+from foredraft.core.tree import PAD, ROOT, TokenTree, host_depths
 from foredraft.core.worth import DraftNodes
 from foredraft.engine.draft_check import Proposed, checked
 from foredraft.engine.grammar_masks import HostTree, Matchers, masked
@@ -336,10 +336,7 @@ def selected(draft: Draft, kept: Sequence[list[int]]) -> Draft:
         places = {node: place for place, node in enumerate(nodes)}
         index.append(nodes + [0] * (width - len(nodes)))
         parents.append([places.get(old[node], ROOT) for node in nodes] + [PAD] * (width - len(nodes)))
-        depths = [0]
-        for parent in parents[-1][1 : len(nodes)]:
-            depths.append(depths[parent] + 1)
-        depth = max(depth, *depths)
+        depth = max(depth, *host_depths(parents[-1]))
     chosen = to_device(index, tree.tokens.device)
     kept_tree = TokenTree(tree.tokens.gather(1, chosen), to_device(parents, chosen.device), depth, tree.linear)
     return replace(draft, tree=kept_tree, scores=None if draft.scores is None else draft.scores.gather(1, chosen))

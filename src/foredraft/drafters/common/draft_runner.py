@@ -80,7 +80,7 @@ class DraftRunner:
     def planned(self, view: View, plan: Plan) -> Plan:
         """The plan, limited by the draft's context. Its draft is recorded if steps are."""
         plan = self._within_context(view, plan)
-        return replace(plan, recorded=True) if self._replay.records else plan
+        return self._replay.planned(plan)
 
     def _within_context(self, view: View, plan: Plan) -> Plan:
         """The plan without rows that are longer than the draft's context."""

@@ -6,7 +6,6 @@ keeping them silently lowers acceptance).
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar, final
 
 import torch
@@ -243,7 +242,7 @@ class FeatureCache:
 
     def planned(self, plan: Plan) -> Plan:
         """The plan; its draft is recorded if steps are."""
-        return replace(plan, recorded=True) if self._replay.records else plan
+        return self._replay.planned(plan)
 
     def run(self, segment: str, function: Callable[..., T], view: View, *arguments: Any) -> T:
         """``function(view, *arguments)`` for the rows that were just read, recorded if steps are.

@@ -1,7 +1,6 @@
 """The target's last hidden state of each row, for heads that read nothing else."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -63,7 +62,7 @@ class LastHidden:
 
     def planned(self, plan: Plan) -> Plan:
         """See ``FeatureCache.planned``."""
-        return replace(plan, recorded=True) if self._replay.records else plan
+        return self._replay.planned(plan)
 
     def run(self, segment: str, function: Callable[..., T], view: View, *arguments: Any) -> T:
         """See ``FeatureCache.run``."""

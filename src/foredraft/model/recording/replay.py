@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, TypeVar, final
 import torch
 from torch import Tensor
 
+from foredraft.core.drafter import Plan
 from foredraft.core.errors import ForedraftError, OptionError
 from foredraft.model.recording.nested_values import joined, split
 
@@ -55,6 +56,10 @@ class Replay:
 
     records: bool = False
     """Whether segments are recorded, so that shapes should be few."""
+
+    def planned(self, plan: Plan) -> Plan:
+        """The plan; its draft is recorded if steps are."""
+        return dataclasses.replace(plan, recorded=True) if self.records else plan
 
     def renew(self, stamp: object) -> None:
         """Drop the recordings if ``stamp`` differs from the last one: what they read was reallocated or replaced."""
