@@ -1,7 +1,8 @@
 """Targets, drafters and tokenizers by every name and object that users have for them."""
 
+import inspect
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,17 @@ from transformers import PreTrainedModel
 
 import foredraft
 import tiny
+from foredraft.cli.choices import MODEL
 from foredraft.compose.arguments import as_spec
+from foredraft.compose.options import LoadOptions, SharedOptions
 from foredraft.compose.spec import Spec
 from foredraft.core.errors import DrafterError, ModelError, OptionError, UsageError
+from foredraft.core.options import describe_options
 from foredraft.drafters import METHODS
 from foredraft.heads.formats.tuned import Tuned, write_tuned
-from foredraft.model.loading.load import as_tokenizer, resolve, unwrapped
+from foredraft.model.loading.bundled import resolve
+from foredraft.model.loading.load import unwrapped
+from foredraft.model.loading.tokenizers import as_tokenizer
 
 PROMPT = tiny.prompts((9,))[0]
 
@@ -283,6 +289,29 @@ def test_an_unknown_argument_of_load_is_an_error_with_a_hint(name: str):
     assert said.startswith(f"Unknown argument of load {name!r}. {HINTS[name]} Known: ") and "drafter" in said
     with pytest.raises(OptionError, match=f"Unknown argument of load {name!r}"):
         foredraft.load_many("sample", ["none"], **{name: None})  # type: ignore[arg-type]
+
+
+def test_all_interfaces_have_the_same_options():
+    options = {each.name: each.default for each in fields(LoadOptions)}
+    for call, own in ((foredraft.load, {"target", "drafter", "policy"}), (foredraft.load_many, {"target", "drafters"})):
+        found = {
+            each.name: each.default for each in inspect.signature(call).parameters.values() if each.name not in own
+        }
+        assert found == options and all(f"    {name}: " in (call.__doc__ or "") for name in options)
+    shared = inspect.signature(foredraft.speculative).parameters
+    assert {each.name for each in fields(SharedOptions)} <= set(shared) and shared["fast"].default is False
+    flags = {parameter.name: parameter.default for parameter in MODEL.parameters()}
+    assert flags.keys() - options.keys() == {"model", "drafter", "model_option", "draft_option"}
+    assert options.keys() - flags.keys() == {"tokenizer", "fast", "prefix_cache", "model_options", "draft_options"}
+    assert all(flags[name] == options[name] for name in flags.keys() & options.keys())
+    assert all(each.meaning for each in describe_options(LoadOptions))
+
+
+def test_an_unknown_argument_of_speculative_is_an_error_with_a_hint():
+    with pytest.raises(OptionError, match="Unknown argument of speculative 'verifer'. Did you mean verifier?"):
+        foredraft.speculative("auto", verifer="block")  # type: ignore[call-arg]
+    with pytest.raises(OptionError, match="max_batch_size must be a whole number, 1 or more, not 0"):
+        foredraft.speculative("auto", max_batch_size=0)
 
 
 CALLS = {

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LogitsProcessorLis
 from transformers.utils import logging
 
 import foredraft
-from foredraft.model.loading.load import resolve
+from foredraft.model.loading.bundled import resolve
 
 TEXTS = ["def add(a, b):", "Once upon a time there was a king who had", "1 + 1 ="]
 DRAFT = f"draft_model:{resolve('sample-draft')},num_assistant_tokens_schedule=constant"

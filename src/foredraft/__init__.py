@@ -12,6 +12,7 @@ from foredraft.core.version import __version__ as __version__
 
 if typing.TYPE_CHECKING:
     from foredraft.compose.load import load, load_many
+    from foredraft.compose.options import LoadOptions
     from foredraft.compose.quantize import quantize
     from foredraft.core.draft import Draft, Law, Target, Verdict
     from foredraft.core.drafter import Drafter, Needs, Plan, StepOut, View
@@ -42,6 +43,7 @@ __all__ = [
     "Generator",
     "Grammar",
     "Law",
+    "LoadOptions",
     "Method",
     "Needs",
     "Piece",
@@ -65,6 +67,7 @@ __all__ = [
 
 _MODULES = {
     "compose.load": ("load", "load_many"),
+    "compose.options": ("LoadOptions",),
     "compose.quantize": ("quantize",),
     "core.draft": ("Draft", "Law", "Target", "Verdict"),
     "core.drafter": ("Drafter", "Needs", "Plan", "StepOut", "View"),

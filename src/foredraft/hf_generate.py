@@ -3,15 +3,16 @@
 import inspect
 from collections.abc import Iterator, Sequence as Seq
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from foredraft.compose.arguments import AnyDrafter
-from foredraft.compose.load import load
+from foredraft.compose.arguments import AnyDrafter, taking_method
+from foredraft.compose.load import build_generators
+from foredraft.compose.options import SharedOptions
 from foredraft.core.errors import OptionError
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.stats import DecodeStats
@@ -28,7 +29,8 @@ from foredraft.model.hf.generation import (
     dropped_arguments,
 )
 from foredraft.model.hf.processors import check_processors, for_row, translate
-from foredraft.model.loading.load import as_tokenizer, unwrapped
+from foredraft.model.loading.load import unwrapped
+from foredraft.model.loading.tokenizers import as_tokenizer
 from foredraft.model.text.tokenizer import Tokenizer
 
 
@@ -43,6 +45,14 @@ class _Call:
     def decode(self, tokens: list[int]) -> str:
         """Text to search for stop strings; not used otherwise."""
         return self.tokenizer.decode(tokens) if self.tokenizer is not None and self.stop_strings else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Options(SharedOptions):
+    drafter: AnyDrafter = field(default="auto", kw_only=False)
+    stop_strings: Seq[str] | str = ()
+    streamer: Any = None
+    fast: bool = False
 
 
 class speculative:
@@ -71,31 +81,13 @@ class speculative:
         UsageError: an option that is not supported, such as beams.
     """
 
-    def __init__(
-        self,
-        drafter: AnyDrafter = "auto",
-        *,
-        tokenizer: Any = None,
-        stop_strings: Seq[str] | str = (),
-        streamer: Any = None,
-        verifier: str | None = None,
-        max_batch_size: int = 32,
-        fast: bool = False,
-        kv_cache_memory_bytes: int | None = None,
-        draft_options: dict[str, Any] | None = None,
-    ) -> None:
-        self._drafter = drafter
-        self._tokenizer = as_tokenizer(tokenizer)
-        self._stop_strings = _as_strings(stop_strings)
-        self._streamer = streamer
-        self._verifier = verifier
-        self._options: dict[str, Any] = {
-            "verifier": verifier,
-            "max_batch_size": max_batch_size,
-            "fast": fast,
-            "kv_cache_memory_bytes": kv_cache_memory_bytes,
-            "draft_options": draft_options,
-        }
+    @taking_method(_Options)
+    def __init__(self, given: _Options) -> None:
+        self._drafter = given.drafter
+        self._tokenizer = as_tokenizer(given.tokenizer)
+        self._stop_strings = _as_strings(given.stop_strings)
+        self._streamer = given.streamer
+        self._options = given.for_loading()
         self._generator: Generator | None = None
         self._model: Any = None
         self.stats = DecodeStats()
@@ -106,7 +98,8 @@ class speculative:
     def __repr__(self) -> str:
         named = self._drafter is None or isinstance(self._drafter, str)
         drafter = repr(self._drafter) if named else self._drafter.__class__.__name__
-        rule = f", verifier={self._verifier!r}" if self._verifier is not None else ""
+        verifier = self._options.verifier
+        rule = f", verifier={verifier!r}" if verifier is not None else ""
         return f"foredraft.speculative({drafter}{rule})"
 
     def generate(
@@ -227,7 +220,7 @@ class speculative:
         if self._generator is not None and self._model is model and self._generator.engine.target.ready:
             return self._generator
         self.close()
-        self._generator = load(model, self._drafter, tokenizer=tokenizer, **self._options)
+        self._generator = build_generators(model, [self._drafter], replace(self._options, tokenizer=tokenizer))[0]
         self._model = model
         return self._generator
 

@@ -7,8 +7,9 @@ from typing import Any, final
 import pytest
 
 import tiny
-from foredraft.bench.measure.arms import ArmContext, ArmSpec, BenchArm, LoopArm, StockArm, make_arms
+from foredraft.bench.measure.arms import ArmSpec, BenchArm, LoopArm, StockArm, make_arms
 from foredraft.bench.measure.records import Run
+from foredraft.compose.options import LoadOptions
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Background, Plan, View
 from foredraft.core.errors import ForedraftError, OptionError, PromptError
@@ -25,7 +26,7 @@ COUNTED = "- red\n- green\n- blue\n- red\n- green\n-"
 @pytest.fixture(scope="module")
 def sample() -> Iterator[dict[str, BenchArm]]:
     specs = [ASSISTED if name == ASSISTED.name else ArmSpec(name, name) for name in ALL]
-    made = make_arms(specs, ArmContext("sample", None, "cpu", 2))
+    made = make_arms(specs, "sample", LoadOptions(device="cpu", max_batch_size=2))
     assert [arm.name for arm in made] == list(ALL)
     yield {arm.name: arm for arm in made}
     for arm in made:
@@ -228,14 +229,14 @@ def test_half_a_name_is_refused(text: str):
 )
 def test_arms_that_cannot_be_are_refused(specs: list[str], sentence: str):
     with pytest.raises(ForedraftError) as error:
-        make_arms([ArmSpec.parse(text) for text in specs], ArmContext("sample", device="cpu"))
+        make_arms([ArmSpec.parse(text) for text in specs], "sample", LoadOptions(device="cpu", max_batch_size=1))
     assert sentence in str(error.value)
 
 
 def test_transformers_does_not_run_in_parts():
     with pytest.raises(OptionError, match="transformers_lookup runs in one process"):
         specs = [ArmSpec.parse("none"), ArmSpec.parse("transformers_lookup")]
-        make_arms(specs, ArmContext("sample", device="cpu", tensor_parallel=2))
+        make_arms(specs, "sample", LoadOptions(device="cpu", tensor_parallel=2))
 
 
 def test_assisted_generation_needs_a_draft(tmp_path_factory: pytest.TempPathFactory):
@@ -244,7 +245,7 @@ def test_assisted_generation_needs_a_draft(tmp_path_factory: pytest.TempPathFact
     with pytest.raises(
         OptionError, match=r"transformers_assisted needs a draft model: use transformers_assisted:PATH\."
     ):
-        make_arms([ArmSpec.parse("transformers_assisted")], ArmContext(str(folder), device="cpu"))
+        make_arms([ArmSpec.parse("transformers_assisted")], str(folder), LoadOptions(device="cpu"))
 
 
 def test_an_assistant_with_another_tokenizer_is_universal_assisted_generation():
@@ -252,7 +253,7 @@ def test_an_assistant_with_another_tokenizer_is_universal_assisted_generation():
     if not folder.is_dir():
         pytest.skip("needs a model with another tokenizer than the bundled one's: ../shared/models/draft-6m")
     specs = [ArmSpec.parse("none"), ArmSpec.parse(f"transformers_assisted:{folder}")]
-    plain, universal = make_arms(specs, ArmContext("sample", device="cpu"))
+    plain, universal = make_arms(specs, "sample", LoadOptions(device="cpu", max_batch_size=1))
     assert isinstance(plain, LoopArm)
     prompt = plain.generator.encode("def add(a, b):")
     calls = [arm.run([prompt], greedy(12)) for arm in (plain, universal)]

@@ -16,7 +16,7 @@ from foredraft.bench.measure.records import Run as Call, read_runs
 from foredraft.cli.exit_status import UNJUDGED
 from foredraft.core.errors import DrafterError
 from foredraft.core.io import CALIBRATION
-from foredraft.model.loading.load import resolve
+from foredraft.model.loading.bundled import resolve
 
 ARMS = ("none", "prompt_lookup", "transformers")
 

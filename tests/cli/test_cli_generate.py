@@ -8,6 +8,7 @@ import pytest
 from cli_cases import NAN_AFTER, PROMPT, Run
 
 import foredraft
+from foredraft import LoadOptions
 from foredraft.engine.engine import Engine
 
 SHORT = ("--max-new-tokens", "12")
@@ -182,15 +183,20 @@ def test_what_came_before_nan_is_printed(run: Run, model: Path, broken_model: Pa
 
 
 def test_options_of_the_target_and_of_the_draft_are_apart(run: Run, model: Path, monkeypatch: pytest.MonkeyPatch):
-    given: dict[str, object] = {}
-    load = foredraft.compose.load.load  # type: ignore[attr-defined]
-    monkeypatch.setattr("foredraft.compose.load.load", lambda *each, **options: given.update(options) or load(*each))
+    given: list[LoadOptions] = []
+    build = foredraft.compose.load.build_generators  # type: ignore[attr-defined]
+
+    def build_plainly(target: str, drafters: list[str], options: LoadOptions) -> list[foredraft.Generator]:
+        given.append(options)
+        return build(target, drafters, LoadOptions())
+
+    monkeypatch.setattr("foredraft.compose.load.build_generators", build_plainly)
     more = ("--model-option", "revision=v2", "--model-option", "trust_remote_code=true")
     more += ("--draft-option", 'quantization_config={"quant_method": "gptq", "bits": 4}')
     ended = run("generate", "-m", model, "-d", f"draft_model:{model}", *more, PROMPT, *SHORT)
     assert ended.status == 0, ended.err
-    assert given["model_options"] == {"revision": "v2", "trust_remote_code": True}
-    assert given["draft_options"] == {"quantization_config": {"quant_method": "gptq", "bits": 4}}
+    assert given[0].model_options == {"revision": "v2", "trust_remote_code": True}
+    assert given[0].draft_options == {"quantization_config": {"quant_method": "gptq", "bits": 4}}
     ended = run("generate", "-m", model, "--model-option", "revision", PROMPT, *SHORT)
     assert ended.status == 2 and "'revision' is not of the form option=value" in ended.err
 

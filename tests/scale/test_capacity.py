@@ -15,7 +15,7 @@ import tiny
 from foredraft.cli import main
 from foredraft.core.errors import ModelError, OptionError
 from foredraft.heads.formats import inspect_head
-from foredraft.model.loading.load import resolve
+from foredraft.model.loading.bundled import resolve
 from foredraft.model.loading.sizes import ModelSizes, model_sizes
 from foredraft.model.memory import stored_bytes
 from foredraft.scale.capacity import HEADROOM, Load, capacity, deployments, drafter_sizes

@@ -4,6 +4,9 @@ import foredraft
 
 g = foredraft.load("sample", "none")
 foredraft.load("sample", drfter="none")  # error
+foredraft.load("sample", max_batch_size="4")  # error
+foredraft.load_many("sample", ["none"], policy=None)  # error
+foredraft.speculative("auto", verifer="block")  # error
 g.generate("one", temprature=1.0)  # error
 g.generate("one", temperature="hot")  # error
 g.generate("one").text.temperature  # error

@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from foredraft.cli import completion_names as names
-from foredraft.cli.choices import PARALLEL, SAMPLING, PromptChoice, TargetChoice, check_processes
+from foredraft.cli.choices import SAMPLING, TARGET, PromptChoice, TargetChoice, check_processes
 from foredraft.cli.console import busy, errors, output, progress_bar
 from foredraft.cli.exit_status import FAILED, UNJUDGED, Interrupted, terminable
 from foredraft.cli.flags import Group, flags
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from foredraft.bench.prompts import BenchPrompt
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Compared(TargetChoice):
     """What to compare."""
 
@@ -36,7 +36,6 @@ class Compared(TargetChoice):
             "complete": names.arms,
         },
     )
-    tensor_parallel: int = field(default=1, metadata=PARALLEL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +78,7 @@ class Output:
 
 
 _GROUPS = {
-    "compared": Group(Compared, "Compared"),
+    "compared": Group(Compared, "Compared", first=("model", "drafter", *TARGET, "tensor_parallel"), others=False),
     "what": Group(Prompts, "Prompts"),
     "sampling": Group(Sampling, "Sampling"),
     "shown": Group(Output, "Output"),
@@ -119,12 +118,12 @@ def command(
     _check(what, shown)
     check_processes(compared.tensor_parallel)
     prompts = what.read()
-    from foredraft.bench.measure.arms import ArmContext, ArmSpec, calibrated, make_arms, short_name, store_calibrations
+    from foredraft.bench.measure.arms import ArmSpec, calibrated, make_arms, short_name, store_calibrations
     from foredraft.bench.measure.run import Bench, Settings, make_groups, read_existing
     from foredraft.bench.measure.watch import ExtraMeasurements
 
     options = {name: value for name, value in asdict(sampling).items() if name != "temperature"}
-    about = {name: getattr(compared, name) for name in ("dtype", "device", "weights", "kv_cache_dtype")}
+    about = {name: getattr(compared, name) for name in TARGET}
     settings = Settings(short_name(compared.model), chat=what.chat, **about, **options)
     for temperature in sampling.temperature:  # fail before loading or writing
         settings.params(temperature, 0)
@@ -134,10 +133,7 @@ def command(
     specs = [ArmSpec.parse(text) for text in compared.drafter]
     folders = calibrated(specs, compared.model) if shown.calibrate else {}
     with busy(f"Loading {compared.model}"):
-        context = ArmContext(
-            compared.model, max_batch=max(what.batch_size), tensor_parallel=compared.tensor_parallel, **about
-        )
-        made = make_arms(specs, context)
+        made = make_arms(specs, compared.model, replace(compared, max_batch_size=max(what.batch_size)))
     bench = Bench(made, settings, path, keep_texts=shown.texts)
     extra = ExtraMeasurements(
         made, settings, sampling.temperature, what.batch_size if shown.costs else (), _first(prompts, shown.watch)

@@ -5,13 +5,14 @@ import os
 import shlex
 import sys
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foredraft.cli import completion_names as names
 from foredraft.cli.console import busy
 from foredraft.cli.flags import Group
+from foredraft.compose.options import LoadOptions
 from foredraft.core.errors import OptionError, PromptError
 from foredraft.core.options import read_pairs
 from foredraft.core.sampling.params import SamplingParams
@@ -21,42 +22,24 @@ if TYPE_CHECKING:
     from foredraft.engine.generator import Generator
 
 
-PARALLEL = {"help": "Processes that share the target; start with torchrun --nproc-per-node N."}
+TARGET = ("dtype", "device", "weights", "kv_cache_dtype")
+"""Options of ``load`` about the target; commands that load nothing else have no others."""
 
 
-@dataclass(frozen=True, slots=True)
-class TargetChoice:
-    """Target options; see ``foredraft.load``."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetChoice(LoadOptions):
+    """A target by its name, with the options of ``load``."""
 
     model: str = field(
         default="sample",
         metadata={"names": ("--model", "-m"), "help": "Target: folder, hub name, or sample (bundled)."},
     )
-    dtype: str | None = field(
-        default=None, metadata={"help": "E.g. bfloat16; default: float32 on CPU, else the checkpoint's."}
-    )
-    device: str | None = field(default=None, metadata={"help": "E.g. cuda:1 or cpu; default: a GPU if available."})
-    weights: str | None = field(
-        default=None, metadata={"help": "int4 or int8: quantise for the CPU engine; auto: int8 where it runs."}
-    )
-
-    kv_cache_dtype: str | None = field(
-        default=None, metadata={"help": "Of keys and values on the CPU engine: float16 (default) or int8."}
-    )
 
     def plain(self, max_batch_size: int = 32) -> "Generator":
         """The target without a drafter."""
-        from foredraft.compose.load import load
+        from foredraft.compose.load import build_generators
 
-        return load(
-            self.model,
-            "none",
-            dtype=self.dtype,
-            device=self.device,
-            weights=self.weights,
-            kv_cache_dtype=self.kv_cache_dtype,
-            max_batch_size=max_batch_size,
-        )
+        return build_generators(self.model, ["none"], replace(self, max_batch_size=max_batch_size))[0]
 
     @property
     def arguments(self) -> str:
@@ -71,9 +54,9 @@ class TargetChoice:
         return Path(self.model).resolve().name or self.model
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelChoice(TargetChoice):
-    """Target and drafter options; see ``foredraft.load``."""
+    """A target and a drafter by their names, with the options of ``load``."""
 
     drafter: str = field(
         default="auto",
@@ -83,20 +66,6 @@ class ModelChoice(TargetChoice):
             "prompt_lookup.",
             "complete": names.drafters,
         },
-    )
-    tensor_parallel: int = field(default=1, metadata=PARALLEL)
-    verifier: str | None = field(
-        default=None,
-        metadata={"help": "Verification rule; default: accept what plain decoding says.", "complete": names.verifiers},
-    )
-    exact: bool = field(default=False, metadata={"help": "One shape for all forwards: drafts cannot flip near-ties."})
-    compile: bool = field(
-        default=False, metadata={"help": "Compile with torch.compile; each new shape takes seconds to minutes."}
-    )
-    cuda_graphs: bool = field(default=False, metadata={"help": "Replay steps as CUDA graphs."})
-    max_batch_size: int = field(default=32, metadata={"help": "Requests that run at once; the others wait."})
-    kv_cache_memory_bytes: int | None = field(
-        default=None, metadata={"help": "Memory of the KV caches; default: 0.8 of what is free after loading."}
     )
     model_option: tuple[str, ...] = field(
         default=(),
@@ -109,30 +78,19 @@ class ModelChoice(TargetChoice):
     def load(self, *, prefix_cache: bool = False) -> "Generator":
         """Load the generator, with a spinner on a terminal."""
         check_processes(self.tensor_parallel)
+        options = replace(
+            self,
+            prefix_cache=prefix_cache,
+            model_options=_pretrained_options(self.model_option),
+            draft_options=_pretrained_options(self.draft_option),
+        )
         with busy(f"Loading {self.model}"):
-            from foredraft.compose.load import load
+            from foredraft.compose.load import build_generators
 
-            return load(
-                self.model,
-                self.drafter,
-                dtype=self.dtype,
-                device=self.device,
-                weights=self.weights,
-                kv_cache_dtype=self.kv_cache_dtype,
-                verifier=self.verifier,
-                exact=self.exact,
-                compile=self.compile,
-                cuda_graphs=self.cuda_graphs,
-                max_batch_size=self.max_batch_size,
-                kv_cache_memory_bytes=self.kv_cache_memory_bytes,
-                tensor_parallel=self.tensor_parallel,
-                prefix_cache=prefix_cache,
-                model_options=_pretrained_options(self.model_option),
-                draft_options=_pretrained_options(self.draft_option),
-            )
+            return build_generators(self.model, [self.drafter], options)[0]
 
 
-MODEL = Group(ModelChoice, "Model")
+MODEL = Group(ModelChoice, "Model", first=("model", "drafter", *TARGET), complete={"verifier": names.verifiers})
 
 
 def check_processes(tensor_parallel: int | None = None) -> None:

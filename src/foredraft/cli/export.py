@@ -48,7 +48,8 @@ def command(
     model = model or _target_of(path)
     with busy(f"Loading {model}"):
         from foredraft.model.hf.causal_lm import CausalLM
-        from foredraft.model.loading.load import load_model, resolve
+        from foredraft.model.loading.bundled import resolve
+        from foredraft.model.loading.load import load_model
 
         # in the export's dtype, so that weights are rounded at most once
         loaded = load_model(model, dtype=dtype, device="cpu")
@@ -78,7 +79,7 @@ def _target_of(path: str) -> str:
         OptionError: its files do not name it, or it is not where they say.
     """
     from foredraft.heads.formats import inspect_head, recorded_target
-    from foredraft.model.loading.load import resolve
+    from foredraft.model.loading.bundled import resolve
 
     head = resolve(path)
     found = recorded_target(head) or inspect_head(head).target.name

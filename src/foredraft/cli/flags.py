@@ -19,25 +19,28 @@ _METAVARS = {int: "INT", float: "FLOAT", str: "TEXT", bool: ""}
 class Group:
     """A dataclass whose fields become options of a command.
 
-    A flag that is on by default becomes ``--no-...``. Fields whose type has no command-line form (mappings, functions)
-    and those in ``without`` are left out. ``names`` overrides option names, which default to the field's name with
-    dashes; ``complete`` gives functions that complete values. ``help``, ``names`` and ``complete`` may also be in a
-    field's metadata, and help in the docstring (see ``describe_options``).
+    A flag that is on by default becomes ``--no-...``. The fields in ``first`` come first; the ``others`` follow, unless
+    it is false. Left out are fields whose type has no command-line form (mappings, functions), those with
+    ``flag=False`` in their metadata, and those in ``without``. ``names`` overrides option names, which default to the
+    field's name with dashes; ``complete`` gives functions that complete values. ``help``, ``names`` and ``complete``
+    may also be in a field's metadata, and help in the docstring (see ``describe_options``).
     """
 
     kind: type
     panel: str
     help: Mapping[str, str] = field(default_factory=dict)
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    first: tuple[str, ...] = ()
+    others: bool = True
     without: tuple[str, ...] = ()
     complete: Mapping[str, Callable[[str], list[str]]] = field(default_factory=dict)
 
     def parameters(self) -> list[inspect.Parameter]:
         """One keyword parameter per field, as typer reads them from a signature."""
         found, documented = [], {option.name: option.meaning for option in describe_options(self.kind)}
-        for each in fields(self.kind):
+        for each in self._chosen():
             form = _form(each.type)
-            if form is None or each.name in self.without:
+            if form is None:
                 continue
             default = (False if each.default is True else each.default) if form.simple else None
             info = typer.Option(
@@ -65,6 +68,13 @@ class Group:
             else:
                 values[each.name] = _numbers(each.name, value) if form.nested else tuple(value)
         return self.kind(**values)
+
+    def _chosen(self) -> list[Field[Any]]:
+        """The fields that may become options, in their order."""
+        known = {each.name: each for each in fields(self.kind)}
+        names = dict.fromkeys((*self.first, *(known if self.others else ())))
+        chosen = [known[name] for name in names if name not in self.without]
+        return [each for each in chosen if each.metadata.get("flag", True)]
 
     def _names(self, each: Field[Any]) -> tuple[str, ...]:
         own = self.names.get(each.name, each.metadata.get("names"))

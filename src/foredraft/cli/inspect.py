@@ -43,9 +43,9 @@ def command(
     from foredraft.model.gguf.file import GgufFile
     from foredraft.model.gguf.load import is_gguf
     from foredraft.model.hf.hub import fetch_file
+    from foredraft.model.loading.bundled import resolve
     from foredraft.model.loading.describe import inspect_model
     from foredraft.model.loading.describe_gguf import inspect_gguf
-    from foredraft.model.loading.load import resolve
 
     found: dict[str, Any]
     if is_gguf(path):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from foredraft.bench.tune.skip_search import SearchBudget, SkipTrial, layers_by_kind, search
-from foredraft.cli.choices import OutputChoice, TargetChoice, check_processes
+from foredraft.cli.choices import TARGET, OutputChoice, TargetChoice, check_processes
 from foredraft.cli.console import busy, output
 from foredraft.cli.exit_status import Interrupted, keeping_nothing, terminable
 from foredraft.cli.flags import Group, flags
@@ -45,7 +45,7 @@ EXAMPLES = (
 
 
 @flags(
-    target=Group(TargetChoice, "Model"),
+    target=Group(TargetChoice, "Model", first=("model", *TARGET), others=False),
     samples=Group(Samples, "Samples"),
     budget=Group(SearchBudget, "Search"),
     shown=Group(Output, "Output"),

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from foredraft.cli import completion_names as names
-from foredraft.cli.choices import OutputChoice, TargetChoice, check_processes
+from foredraft.cli.choices import TARGET, OutputChoice, TargetChoice, check_processes
 from foredraft.cli.console import busy, output
 from foredraft.cli.exit_status import keeping_nothing
 from foredraft.cli.flags import Group, flags
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from foredraft.bench.tune.tune import Configuration, Tuning
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Choice(TargetChoice):
     """The candidates."""
 
@@ -71,7 +71,11 @@ EXAMPLES = (
 )
 
 
-@flags(choice=Group(Choice, "Choice"), what=Group(What, "Prompts"), shown=Group(Output, "Output"))
+@flags(
+    choice=Group(Choice, "Choice", first=("model", "drafter", *TARGET), others=False),
+    what=Group(What, "Prompts"),
+    shown=Group(Output, "Output"),
+)
 def command(*, choice: Choice, what: What, shown: Output) -> None:
     """Find the fastest drafter and draft size for this machine.
 

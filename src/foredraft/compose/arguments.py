@@ -4,27 +4,30 @@ import functools
 import inspect
 import logging
 import os
+import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from os import PathLike, fspath
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import nn
 
+from foredraft.compose.options import LoadOptions
 from foredraft.compose.spec import Spec
 from foredraft.core.drafter import Drafter
 from foredraft.core.errors import DrafterError, ModelError, OptionError, kind_of
-from foredraft.core.sampling.params import check_count, check_known
+from foredraft.core.options import describe_options
+from foredraft.core.sampling.params import check_known
 from foredraft.drafters import METHODS
 from foredraft.engine.generator import Generator
 from foredraft.heads.formats import inspect_head
 from foredraft.heads.formats.tuned import SUFFIX, read_tuned
 from foredraft.model.base import TargetModel
 from foredraft.model.gguf.load import is_gguf
-from foredraft.model.loading.load import resolve, unwrapped
+from foredraft.model.loading.bundled import resolve
+from foredraft.model.loading.load import unwrapped
 from foredraft.model.loading.placement import as_device, as_dtype
-from foredraft.model.loading.quantised import check_weights
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +51,10 @@ BUNDLED_DRAFTS = {
 
 
 _P = ParamSpec("_P")
+_O = TypeVar("_O")
 _R = TypeVar("_R")
+_S = TypeVar("_S")
+_QUANTISED = ("int4", "int8")
 _MODEL_OPTIONS = (
     *("attn_implementation", "cache_dir", "code_revision", "force_download", "gguf_file", "load_in_4bit"),
     *("load_in_8bit", "local_files_only", "low_cpu_mem_usage", "max_memory", "offload_folder", "proxies"),
@@ -68,52 +74,88 @@ _ELSEWHERE = {
 """Hints for arguments that users of transformers try in ``load``."""
 
 
-def checked(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """The function, with an ``OptionError`` for an unknown keyword."""
-    known = list(inspect.signature(function).parameters)
+def taking(kind: Callable[_P, _O]) -> Callable[[Callable[[_O], _R]], Callable[_P, _R]]:
+    """A function of a dataclass takes its fields instead: its parameters, for readers and type checkers.
 
-    @functools.wraps(function)
-    def call(*args: _P.args, **given: _P.kwargs) -> _R:
-        check_known("argument of load", given, known, _ELSEWHERE)
-        return function(*args, **given)
+    An unknown keyword is an ``OptionError``, with a hint for what users of transformers try. The docstring of the
+    function lists the options that the docstrings of the dataclass and its bases describe.
+    """
 
-    return call
+    def decorate(function: Callable[[_O], _R]) -> Callable[_P, _R]:
+        @functools.wraps(function)
+        def call(*args: _P.args, **given: _P.kwargs) -> _R:
+            return function(_made(kind, "load", *args, **given))
 
+        _describe(call, inspect.signature(kind), kind)
+        return call
 
-class Target(NamedTuple):
-    """``source``: a folder, a hub name, a transformers model or a shared ``TargetModel``; the others as in ``load``."""
-
-    source: Any
-    tokenizer: Any
-    dtype: str | torch.dtype | None
-    device: str | torch.device | None
-    options: Mapping[str, Any] | None
+    return decorate
 
 
-def as_target(
-    target: Any,
-    tokenizer: Any,
-    dtype: str | torch.dtype | None,
-    device: str | torch.device | None,
-    options: Mapping[str, Any] | None,
-    weights: str | None = None,
-) -> Target:
-    """Normalise a target; a generator shares its own target.
+def taking_method(kind: Callable[_P, _O]) -> Callable[[Callable[[_S, _O], _R]], Callable[Concatenate[_S, _P], _R]]:
+    """``taking`` for a method."""
+
+    def decorate(method: Callable[[_S, _O], _R]) -> Callable[Concatenate[_S, _P], _R]:
+        @functools.wraps(method)
+        def call(self: _S, /, *args: _P.args, **given: _P.kwargs) -> _R:
+            return method(self, _made(kind, method.__qualname__.partition(".")[0], *args, **given))
+
+        first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+        own = inspect.signature(kind)
+        _describe(call, own.replace(parameters=[first, *own.parameters.values()]), kind)
+        return call
+
+    return decorate
+
+
+def _made(kind: Callable[_P, _O], caller: str, *args: _P.args, **given: _P.kwargs) -> _O:
+    """The dataclass, after a check of the names; ``caller``: for error messages."""
+    signature = inspect.signature(kind)
+    check_known(f"argument of {caller}", given, list(signature.parameters), _ELSEWHERE)
+    bound = signature.bind(*args, **given)
+    return kind(*bound.args, **bound.kwargs)
+
+
+def _describe(call: Callable[..., Any], signature: inspect.Signature, kind: Any) -> None:
+    """Give a call the signature of a dataclass, and its docstring the options that the dataclass describes."""
+    returned = inspect.signature(call).return_annotation
+    call.__signature__ = signature.replace(return_annotation=returned)  # type: ignore[attr-defined]
+    described = [f"{each.name}: {each.meaning}" for each in describe_options(kind) if each.meaning]
+    listed = [textwrap.fill(text, 112, initial_indent="    ", subsequent_indent="        ") for text in described]
+    call.__doc__ = "\n".join([inspect.getdoc(call) or "", "", "Options:", *listed]).lstrip()
+
+
+def as_target(target: Any, options: LoadOptions) -> tuple[Any, LoadOptions]:
+    """Normalise a target and the options with which it is loaded; a generator shares its own target.
+
+    Returns:
+        a folder, a hub name, a transformers model or a shared ``TargetModel``, and the options.
 
     Raises:
         ModelError: ``target`` is not a model.
-        OptionError: the model is already loaded and has another dtype, device or weights, or ``options`` were given; or
-            ``weights`` are unknown or cannot be on the device.
+        OptionError: the model is already loaded and has another dtype, device or weights, or ``model_options`` were
+            given; or the weights cannot be on the device; or this is not one of ``tensor_parallel`` processes.
     """
+    options = replace(options, model_options=_in_parts(options.model_options, options.tensor_parallel))
     if isinstance(target, (str, PathLike)):
-        check_weights(weights, device)
-        if weights in ("int4", "int8") and dtype not in (None, "auto"):
-            raise OptionError(f"weights={weights!r} sets the precision: leave dtype out.")
-        return Target(fspath(target), tokenizer, dtype, "cpu" if weights in ("int4", "int8") else device, options)
+        quantised = options.weights in _QUANTISED
+        _check_on_cpu(options.weights, options.device)
+        if quantised and options.dtype not in (None, "auto"):
+            raise OptionError(f"weights={options.weights!r} sets the precision: leave dtype out.")
+        return fspath(target), replace(options, device="cpu") if quantised else options
     if isinstance(target, Generator):
-        target, tokenizer = target.engine.target, target.tokenizer if tokenizer is None else tokenizer
+        if options.tokenizer is None:
+            options = replace(options, tokenizer=target.tokenizer)
+        target = target.engine.target
     source = target if isinstance(target, TargetModel) else unwrapped(target)
-    check_weights(weights, source.device)
+    _check_as_loaded(source, options)
+    return source, options
+
+
+def _check_as_loaded(source: Any, options: LoadOptions) -> None:
+    """Raise an ``OptionError`` if a loaded model, a transformers model or a ``TargetModel``, is not as asked for."""
+    dtype, device, weights = options.dtype, options.device, options.weights
+    _check_on_cpu(weights, source.device)
     if dtype not in (None, "auto") and as_dtype(dtype) != source.dtype:
         raise OptionError(f"The model is loaded already, in {source.dtype}: leave dtype out, or load it in {dtype}.")
     if device is not None:
@@ -122,18 +164,22 @@ def as_target(
             raise OptionError(f"The model is loaded already, on {found}: leave device out, or move it to {expected}.")
     if isinstance(source, TargetModel) and weights not in (None, "auto", source.weights):
         raise OptionError(f"The model is loaded already, in {source.weights or source.dtype}: leave weights out.")
-    if options:
+    if options.model_options:
         raise OptionError("The model is loaded already: leave model_options out, or give them to its from_pretrained.")
-    return Target(source, tokenizer, dtype, device, options)
 
 
-def in_parts(options: Mapping[str, Any] | None, tensor_parallel: int) -> Mapping[str, Any] | None:
+def _check_on_cpu(weights: str | None, device: object) -> None:
+    """Raise an ``OptionError`` if quantised weights were asked for on another device than a CPU."""
+    if weights in _QUANTISED and device is not None and torch.device(str(device)).type != "cpu":
+        raise OptionError(f"Weights in {weights} run on CPUs: leave device out, or set it to cpu.")
+
+
+def _in_parts(options: Mapping[str, Any] | None, tensor_parallel: int) -> Mapping[str, Any] | None:
     """The options of ``from_pretrained`` for a target of which each of these processes loads a part.
 
     Raises:
         OptionError: this is not one of so many processes.
     """
-    check_count("tensor_parallel", tensor_parallel)
     if tensor_parallel == 1:
         return options
     started = os.environ.get("WORLD_SIZE", "1")

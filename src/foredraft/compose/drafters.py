@@ -20,7 +20,8 @@ from foredraft.model.hf.causal_lm import CausalLM, acquire
 from foredraft.model.hf.head_parts import with_int8_output
 from foredraft.model.kv.cache import SlotCache
 from foredraft.model.linear.packed import PackedWeights, draft_dtype
-from foredraft.model.loading.load import as_loaded, load_model, resolve
+from foredraft.model.loading.bundled import resolve
+from foredraft.model.loading.load import as_loaded, load_model
 from foredraft.model.loading.quantised import with_weights
 from foredraft.model.native.linear import HEAD_BITS, quantise_linears
 from foredraft.model.native.model import NativeLM
@@ -69,7 +70,7 @@ class DrafterBuilder:
                 weights=target.weights,
                 native=True,
             )
-        weights = draft.weights or target.weights
+        weights = draft.quantised_to(target.weights)
         if draft.file is None and (found := next(draft.model.parameters()).device) != target.device:
             raise DrafterError(
                 f"The draft model {path!r} is on {found} and the target on {target.device}: put both on one device."

@@ -2,29 +2,26 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from foredraft.compose.arguments import (
     BUNDLED_DRAFTS as BUNDLED_DRAFTS,
     AnyDrafter,
-    Target,
     as_spec,
     as_target,
-    checked,
-    in_parts,
     names_draft,
+    taking,
 )
 from foredraft.compose.drafters import DrafterBuilder
+from foredraft.compose.options import LoadOptions as LoadOptions
 from foredraft.compose.spec import Spec
 from foredraft.core.drafter import Drafter
 from foredraft.core.errors import DrafterError, ModelError, OptionError
 from foredraft.core.io import CALIBRATION, stored_acceptance_length, stored_calibration
 from foredraft.core.openmp import release_threads
-from foredraft.core.sampling.params import check_count, check_known
+from foredraft.core.sampling.params import check_known
 from foredraft.core.verify import RULES, check_legal
 from foredraft.engine.engine import Engine
 from foredraft.engine.generator import Generator, Kind
@@ -34,8 +31,9 @@ from foredraft.model.base import TargetModel
 from foredraft.model.hf.causal_lm import CausalLM, acquire
 from foredraft.model.hf.hub import ACCESS
 from foredraft.model.kv.cache import BUCKET, SlotCache
-from foredraft.model.loading.load import Loaded, as_loaded, load_model, resolve
-from foredraft.model.loading.quantised import check_kv_cache_dtype, with_weights
+from foredraft.model.loading.bundled import resolve
+from foredraft.model.loading.load import Loaded, as_loaded, load_model
+from foredraft.model.loading.quantised import with_weights
 from foredraft.model.memory import available_bytes, format_bytes, trim_heap
 from foredraft.model.native.model import NativeLM
 from foredraft.model.recording.replay import Replay, replay_on
@@ -46,136 +44,90 @@ _KV_SHARE = 0.8
 """Share of the free memory after loading that KV caches may take; activations and masks need some, too."""
 
 
-@checked
-def load(
-    target: Any = "sample",
-    drafter: AnyDrafter = "auto",
-    *,
-    tokenizer: Any = None,
-    dtype: str | torch.dtype | None = None,
-    device: str | torch.device | None = None,
-    weights: str | None = None,
-    kv_cache_dtype: str | None = None,
-    verifier: str | None = None,
-    policy: Policy | None = None,
-    max_batch_size: int = 32,
-    exact: bool = False,
-    fast: bool = True,
-    compile: bool = False,
-    cuda_graphs: bool = False,
-    kv_cache_memory_bytes: int | None = None,
-    max_prefill_tokens: int | None = None,
-    prefix_cache: bool = False,
-    tensor_parallel: int = 1,
-    model_options: Mapping[str, Any] | None = None,
-    draft_options: Mapping[str, Any] | None = None,
-) -> Generator:
-    """Load a target and a drafter.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _One(LoadOptions):
+    target: Any = field(default="sample", kw_only=False)
+    drafter: AnyDrafter = field(default="auto", kw_only=False)
+    policy: Policy | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Many(LoadOptions):
+    target: Any = field(kw_only=False)
+    drafters: Sequence[AnyDrafter] = field(kw_only=False)
+
+
+@taking(_One)
+def load(given: _One) -> Generator:
+    """Load a target and a drafter. The other arguments are the fields of ``foredraft.LoadOptions``.
 
     Args:
         target: a folder, a hub name, "sample" for the bundled model, a loaded transformers model (compiled and PEFT
-            models too), or another generator, to share its target.
+            models too), or another generator, to share its target. What is loaded keeps its dtype and device.
         drafter: "none" or None for plain decoding, a spec such as "prompt_lookup" or
             "draft_model:PATH,num_assistant_tokens=5", the path of a head, a draft model or a file written by
             ``foredraft tune``, a ``Drafter``, a loaded draft model, also with options as in
             ("sequoia,acceptance=0.6/0.2", model), or "auto": the bundled EAGLE-3 head for the bundled model, prompt
             lookup for any other.
-        tokenizer: a tokenizer or its folder, for a loaded model; by default the model's own.
-        dtype: such as "bfloat16" or ``torch.bfloat16``; by default float32 on a CPU, elsewhere the weights' own.
-        device: such as "cuda"; by default a GPU if there is one. A loaded model stays where it is.
-        weights: "int4" or "int8" quantises target and draft models for the native CPU engine, "auto" is "int8" for
-            models that it can run; by default, weights stay as they are. See docs/native.md.
-        kv_cache_dtype: of keys and values on the native engine: "float16" (the default) or "int8".
-        verifier: the verification rule; by default a draft must equal the token that the target draws.
         policy: decides how much to draft; by default set by the drafter's options.
-        max_batch_size: the most requests that run at once; the others wait.
-        exact: run every forward with the same number of nodes, so that speculation cannot flip near-ties.
-        fast: on a CPU, pack the weights of linear layers, unless ``compile``.
-        compile: run forwards, also of drafts, and on GPUs verification by ``torch.compile``; a new shape takes seconds.
-        cuda_graphs: capture the same as CUDA graphs, one for each shape. The model's weights must stay where they are.
-        kv_cache_memory_bytes: the most memory for the KV caches of target and draft models together; by default 0.8 of
-            the memory that is free after loading. A request that does not fit alone is refused.
-        max_prefill_tokens: the most prompt tokens read between two steps of other requests. Ignored if ``exact``.
-        prefix_cache: keep prompts in the KV cache, so that what begins alike is not read twice. Ignored if ``exact``.
-        tensor_parallel: processes, started by ``torchrun``, that share the target's weights. Rank 0 runs the program;
-            on the others this call never returns: it follows rank 0 and exits when that has closed its generators.
-        model_options: for the target's ``from_pretrained`` (quantization_config, revision), if it is loaded here.
-        draft_options: the same for draft models. By default they take the target's dtype and device, and the
-            ``token``, ``cache_dir`` and ``local_files_only`` of ``model_options``.
+
+    With ``tensor_parallel``, rank 0 runs the program; on the other ranks this call never returns: it follows rank 0 and
+    exits when that has closed its generators.
 
     Raises:
         UsageError: an argument is invalid; the message says why and what to do.
     """
-    return _loader(locals()).build([drafter], policy)[0]
+    return build_generators(given.target, [given.drafter], given, given.policy)[0]
 
 
-@checked
-def load_many(
-    target: Any,
-    drafters: Sequence[AnyDrafter],
-    *,
-    tokenizer: Any = None,
-    dtype: str | torch.dtype | None = None,
-    device: str | torch.device | None = None,
-    weights: str | None = None,
-    kv_cache_dtype: str | None = None,
-    verifier: str | None = None,
-    max_batch_size: int = 32,
-    exact: bool = False,
-    fast: bool = True,
-    compile: bool = False,
-    cuda_graphs: bool = False,
-    kv_cache_memory_bytes: int | None = None,
-    max_prefill_tokens: int | None = None,
-    prefix_cache: bool = False,
-    tensor_parallel: int = 1,
-    model_options: Mapping[str, Any] | None = None,
-    draft_options: Mapping[str, Any] | None = None,
-) -> list[Generator]:
-    """``load`` for several drafters that share one target in memory; arguments and errors as in ``load``.
+@taking(_Many)
+def load_many(given: _Many) -> list[Generator]:
+    """``load`` for several drafters that share one target in memory.
+
+    Args:
+        target, drafters: as in ``load``.
 
     Returns:
         one generator for each drafter, in order. The target is held until the last of them is closed.
+
+    Raises:
+        UsageError: as in ``load``.
     """
-    return _loader(locals()).build(drafters, None)
+    return build_generators(given.target, given.drafters, given)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+def build_generators(
+    target: Any, drafters: Sequence[AnyDrafter], options: LoadOptions, policy: Policy | None = None
+) -> list[Generator]:
+    """``load_many`` with a ``LoadOptions``.
+
+    The caller keeps ``target`` bound: if it is the only reference to a generator, it holds the models until the new
+    generators do.
+    """
+    return _Loader(*as_target(target, options)).build(drafters, policy)
+
+
+@dataclass(frozen=True, slots=True)
 class _Loader:
-    """The arguments of ``load``, the target's normalised, and the loading itself."""
+    """Loads a target, as ``as_target`` has normalised it, with drafters."""
 
-    target: Target
-    weights: str | None
-    kv_cache_dtype: str | None
-    verifier: str | None
-    max_batch_size: int
-    exact: bool
-    fast: bool
-    compile: bool
-    cuda_graphs: bool
-    kv_cache_memory_bytes: int | None
-    max_prefill_tokens: int | None
-    prefix_cache: bool
-    draft_options: Mapping[str, Any] | None
+    source: Any
+    options: LoadOptions
 
     @property
     def _packed(self) -> bool:
-        return self.fast and not self.compile
+        return self.options.fast and not self.options.compile
 
     def build(self, drafters: Sequence[AnyDrafter], policy: Policy | None) -> list[Generator]:
         """Build a generator for each drafter, or none if one of them fails."""
-        for name in ("max_batch_size", "kv_cache_memory_bytes", "max_prefill_tokens"):
-            if (value := getattr(self, name)) is not None:
-                check_count(name, value)
-        check_kv_cache_dtype(self.kv_cache_dtype)
         if not drafters:
             raise OptionError("Name at least one drafter; the drafter none is plain decoding.")
-        specs = [as_spec(self.target.source, drafter) for drafter in drafters]
-        if self.draft_options and not any(names_draft(spec) for spec in specs):
+        specs = [as_spec(self.source, drafter) for drafter in drafters]
+        if self.options.draft_options and not any(names_draft(spec) for spec in specs):
             raise OptionError("draft_options apply only to a draft model loaded by its name: leave them out.")
-        kinds = [_kind(spec, self.verifier) for spec in specs]
+        kinds = [_kind(spec, self.options.verifier) for spec in specs]
         before = initialised()
-        loaded = _load(self.target, self.weights)
+        loaded = _load(self.source, self.options)
         models = [self._target(loaded)]
         if loaded.file is not None:  # it was read
             loaded = replace(loaded, file=None)
@@ -197,24 +149,23 @@ class _Loader:
         """The processes of a tensor-parallel target; None if there is one."""
         if target.ranks == 1:
             return None
-        if isinstance(self.target.source, TargetModel):
+        if isinstance(self.source, TargetModel):
             raise ModelError("A tensor-parallel target is loaded once, with all of its drafters: use load_many.")
         return Ranks(initialised_before=initialised_before)
 
     def _target(self, loaded: Loaded) -> TargetModel:
         """The target, with one more holder."""
-        source, kept = self.target.source, self.kv_cache_dtype
+        source, kept = self.source, self.options.kv_cache_dtype
         if isinstance(source, TargetModel):
             source.check_ready()
             if kept not in (None, source.kv_cache_dtype):
                 raise OptionError("The model is loaded already, and so is its KV cache: leave kv_cache_dtype out.")
             source.retain()
             return source
-        weights = loaded.weights or self.weights
-        if self.weights not in (None, "auto", weights):
+        wanted, owned = self.options.weights, isinstance(source, str)
+        if loaded.weights is not None and wanted not in (None, "auto", loaded.weights):
             raise OptionError(f"The folder holds weights in {loaded.weights}: leave weights out.")
-        owned = isinstance(source, str)
-        if weights is not None and (loaded.file is not None or loaded.model.device.type == "cpu"):
+        if (weights := loaded.quantised_to(wanted)) is not None:
             made = with_weights(loaded.model, weights, owned=owned, file=loaded.file, kv_cache_dtype=kept)
         else:
             made = acquire(loaded.model, fast=self._packed, owned=owned)
@@ -239,7 +190,7 @@ class _Loader:
         shared = models[0]
         own, cache = [shared], shared.new_cache()
         try:
-            replay = replay_on(shared.device, compile=self.compile, cuda_graphs=self.cuda_graphs)
+            replay = replay_on(shared.device, compile=self.options.compile, cuda_graphs=self.options.cuda_graphs)
             drafter = self._drafter(spec, loaded, own, cache, replay)
         finally:
             models += own[1:]
@@ -247,13 +198,13 @@ class _Loader:
             shared.tap(drafter.needs.hidden_layers)
         policy = policy or _policy(spec, drafter)
         options: dict[str, Any] = {
-            "rule": self.verifier,
-            "max_rows": self.max_batch_size,
-            "exact_nodes": 1 + drafter.needs.max_nodes if self.exact else 0,
+            "rule": self.options.verifier,
+            "max_rows": self.options.max_batch_size,
+            "exact_nodes": 1 + drafter.needs.max_nodes if self.options.exact else 0,
             "cache": cache,
             "max_slots": self._max_slots(own, shared_by and shared_by[0]),
-            "max_prefill_tokens": self.max_prefill_tokens,
-            "prefix_cache": self.prefix_cache,
+            "max_prefill_tokens": self.options.max_prefill_tokens,
+            "prefix_cache": self.options.prefix_cache,
             "tokenizer": loaded.tokenizer,
             "replay": replay,
         }
@@ -263,7 +214,7 @@ class _Loader:
             engine = ParallelEngine(shared, drafter, policy, ranks=shared_by[0], place=shared_by[1], **options)
         generator = Generator(engine, loaded.tokenizer, loaded.eos_token_ids, kind, own)
         # as text: a handler that keeps its records must not keep the generator
-        _log.info("Loaded %s, %d rows at most.", repr(generator), self.max_batch_size)
+        _log.info("Loaded %s, %d rows at most.", repr(generator), self.options.max_batch_size)
         release_threads()  # steps may run in another thread
         return generator
 
@@ -271,20 +222,21 @@ class _Loader:
         self, spec: Spec | Drafter, loaded: Loaded, models: list[TargetModel], cache: SlotCache, replay: Replay
     ) -> Drafter:
         """Build the drafter of a spec; newly loaded models are appended to ``models``."""
-        shared = {key: value for key, value in (self.target.options or {}).items() if key in ACCESS}
-        options = {**shared, **(self.draft_options or {})}
+        shared = {key: value for key, value in (self.options.model_options or {}).items() if key in ACCESS}
+        options = {**shared, **(self.options.draft_options or {})}
         given = spec.model if isinstance(spec, Spec) else None
-        draws = self.verifier is not None and RULES[self.verifier].draws
-        source, tokenizer = self.target.source, loaded.tokenizer
-        builder = DrafterBuilder(source, tokenizer, models, self._packed, options, replay, draws, given)
+        verifier = self.options.verifier
+        draws = verifier is not None and RULES[verifier].draws
+        tokenizer = loaded.tokenizer
+        builder = DrafterBuilder(self.source, tokenizer, models, self._packed, options, replay, draws, given)
         drafter = builder.build(spec, models[0], cache).drafter if isinstance(spec, Spec) else spec
-        if self.verifier is not None and drafter.needs.law is not None:  # a law that its options do not determine
-            check_legal(self.verifier, drafter.needs.law)
+        if verifier is not None and drafter.needs.law is not None:  # a law that its options do not determine
+            check_legal(verifier, drafter.needs.law)
         return drafter
 
     def _max_slots(self, models: Sequence[TargetModel], ranks: Ranks | None) -> int | None:
         """How many tokens fit into the caches of these models; None if unknown."""
-        size = self.kv_cache_memory_bytes
+        size = self.options.kv_cache_memory_bytes
         if size is None:
             free = available_bytes(models[0].device)
             if ranks is not None:  # it differs between processes, and on a CPU all of them share it
@@ -302,18 +254,6 @@ class _Loader:
         return size // token_bytes
 
 
-def _loader(given: Mapping[str, Any]) -> _Loader:
-    """The loader for the arguments of ``load`` or ``load_many``, by name.
-
-    The caller keeps ``target`` bound: if it is the only reference to a generator, it holds the models until ``build``
-    does.
-    """
-    options = in_parts(given["model_options"], given["tensor_parallel"])
-    target = as_target(given["target"], given["tokenizer"], given["dtype"], given["device"], options, given["weights"])
-    others = {each.name: given[each.name] for each in fields(_Loader) if each.name != "target"}
-    return _Loader(target=target, **others)
-
-
 def _kind(spec: Spec | Drafter, verifier: str | None) -> Kind:
     """The method's name, and whether the rule keeps the target's law, after a check that it exists and is legal."""
     if verifier is not None:
@@ -324,12 +264,18 @@ def _kind(spec: Spec | Drafter, verifier: str | None) -> Kind:
     return Kind(spec.name if isinstance(spec, Spec) else spec.__class__.__name__, lossless)
 
 
-def _load(target: Target, weights: str | None) -> Loaded:
-    source, tokenizer, dtype, device, options = target
+def _load(source: Any, options: LoadOptions) -> Loaded:
     if isinstance(source, str):
-        given = {"dtype": dtype, "device": device, "options": options, "weights": weights, "tokenizer": tokenizer}
-        return load_model(source, native=True, **given)
-    return as_loaded(source.model if isinstance(source, (CausalLM, NativeLM)) else source, tokenizer)
+        return load_model(
+            source,
+            dtype=options.dtype,
+            device=options.device,
+            options=options.model_options,
+            weights=options.weights,
+            tokenizer=options.tokenizer,
+            native=True,
+        )
+    return as_loaded(source.model if isinstance(source, (CausalLM, NativeLM)) else source, options.tokenizer)
 
 
 def _policy(spec: Spec | Drafter, drafter: Drafter) -> Policy:

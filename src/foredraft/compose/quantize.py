@@ -7,8 +7,9 @@ from pathlib import Path
 from foredraft.core.errors import ModelError, OptionError, first_line
 from foredraft.core.io import check_writable_folder
 from foredraft.model.loading.load import load_model
-from foredraft.model.loading.quantised import check_weights, source_for
+from foredraft.model.loading.quantised import source_for
 from foredraft.model.native.saved import save_weights
+from foredraft.model.native.weights import PRECISIONS
 
 
 def quantize(
@@ -28,9 +29,8 @@ def quantize(
     Raises:
         UsageError: the native engine cannot run the model, or the folder cannot be written.
     """
-    check_weights(weights, "cpu")
-    if weights == "auto":
-        raise OptionError("weights must be int4 or int8.")
+    if weights not in PRECISIONS:
+        raise OptionError(f"weights must be int4 or int8, not {weights!r}.")
     if Path(out).expanduser().resolve() == Path(model).expanduser().resolve():
         raise OptionError("The folder to write is that of the model itself: choose another one.")
     check_writable_folder(fspath(out))

@@ -1,7 +1,7 @@
 """Options of replicas, and the sections of the file that ``foredraft scale`` reads; importable without ray."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -54,7 +54,8 @@ def deployment(given: Mapping[str, Any], kinds: Mapping[str, type]) -> dict[str,
 
 def _section(name: str, kind: type, given: Any) -> Any:
     hints = get_type_hints(kind)
-    check_known(f"option of {name}", _mapping(name, given), list(hints))
+    known = [each.name for each in fields(kind) if each.metadata.get("flag", True)]
+    check_known(f"option of {name}", _mapping(name, given), known)
     return kind(**{key: _value(f"{name}.{key}", value, hints[key]) for key, value in given.items()})
 
 

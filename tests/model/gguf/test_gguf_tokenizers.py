@@ -18,7 +18,9 @@ from foredraft.model.gguf.config import end_ids
 from foredraft.model.gguf.file import GgufError, GgufFile
 from foredraft.model.gguf.pre_tokenizers import SPLITS
 from foredraft.model.gguf.tokenizer import UnknownTokenizer, tokenizer_of
-from foredraft.model.loading.load import as_tokenizer, load_model, resolve
+from foredraft.model.loading.bundled import resolve
+from foredraft.model.loading.load import load_model
+from foredraft.model.loading.tokenizers import as_tokenizer
 from foredraft.model.text.tokenizer import Tokenizer
 
 Write = Callable[..., GgufFile]

@@ -16,7 +16,8 @@ import pytest
 import tiny
 from foredraft.core.errors import ForedraftError
 from foredraft.heads.formats import inspect_head
-from foredraft.model.loading.load import load_model, resolve
+from foredraft.model.loading.bundled import resolve
+from foredraft.model.loading.load import load_model
 
 Damage = Callable[[Path], object]
 

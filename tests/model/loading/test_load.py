@@ -21,7 +21,9 @@ import gguf_files
 import tiny
 from foredraft.core.errors import DrafterError, ForedraftError, ModelError, PromptError
 from foredraft.model.hf.hub import fetch
-from foredraft.model.loading.load import as_tokenizer, eos_token_ids, load_model, resolve
+from foredraft.model.loading.bundled import resolve
+from foredraft.model.loading.load import load_model
+from foredraft.model.loading.tokenizers import as_tokenizer, eos_token_ids
 from foredraft.model.text.tokenizer import Tokenizer
 
 

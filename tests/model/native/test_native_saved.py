@@ -13,8 +13,9 @@ from safetensors.torch import load_file, save_file
 import foredraft
 import gguf_files
 import tiny
-from foredraft.bench.measure.arms import ArmContext, ArmSpec, LoopArm, StockArm, make_arms
+from foredraft.bench.measure.arms import ArmSpec, LoopArm, StockArm, make_arms
 from foredraft.cli import main
+from foredraft.compose.options import LoadOptions
 from foredraft.core.errors import ForedraftError, ModelError, OptionError
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.engine.generator import Generator
@@ -122,7 +123,7 @@ def test_arms_of_transformers_run_the_rounded_weights(weights: str | None, sourc
     """As floats: every matrix is the engine's to the last bit, and not the checkpoint's."""
     place = source if weights else saved
     specs = [ArmSpec.parse(text) for text in ("none", "transformers", f"transformers_assisted:{place}")]
-    ours, plain, assisted = make_arms(specs, ArmContext(str(place), weights=weights))
+    ours, plain, assisted = make_arms(specs, str(place), LoadOptions(weights=weights, max_batch_size=1))
     assert isinstance(ours, LoopArm) and isinstance(plain, StockArm) and isinstance(assisted, StockArm)
     assert assisted._assistant is not None
     target: Any = ours.generator.engine.target
@@ -143,7 +144,7 @@ def test_arms_of_transformers_run_the_rounded_weights(weights: str | None, sourc
 def test_arms_of_transformers_keep_a_model_that_the_engine_does_not_run(tmp_path: Path):
     model = tiny.build("gpt2")
     model.save_pretrained(tmp_path)
-    (arm,) = make_arms([ArmSpec.parse("transformers")], ArmContext(str(tmp_path), weights="int8"))
+    (arm,) = make_arms([ArmSpec.parse("transformers")], str(tmp_path), LoadOptions(weights="int8"))
     assert isinstance(arm, StockArm)
     assert all(torch.equal(a, b) for a, b in zip(arm._model.model.parameters(), model.parameters(), strict=True))
 

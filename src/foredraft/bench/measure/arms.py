@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
-from foredraft.compose.load import BUNDLED_DRAFTS, calibrated_folder, load_many
+from foredraft.compose.load import BUNDLED_DRAFTS, build_generators, calibrated_folder
+from foredraft.compose.options import LoadOptions
 from foredraft.core.drafter import Background
 from foredraft.core.errors import OptionError
 from foredraft.core.io import CALIBRATION, check_writable, shortened, store_calibration
@@ -120,24 +121,10 @@ class ArmSpec:
         return self.spec.partition(":")[0] in STOCK
 
 
-@dataclass(frozen=True, slots=True)
-class ArmContext:
-    """The model that all arms run, its dtype and device, the largest batch, and the processes that share the target.
-
-    ``weights``: those of transformers' arms are rounded to them, and run as floats. ``kv_cache_dtype``: of our arms.
-    """
-
-    model: str
-    dtype: str | None = None
-    device: str | None = None
-    max_batch: int = 1
-    tensor_parallel: int = 1
-    weights: str | None = None
-    kv_cache_dtype: str | None = None
-
-
-def make_arms(specs: Sequence[ArmSpec], context: ArmContext) -> list[BenchArm]:
+def make_arms(specs: Sequence[ArmSpec], model: str, options: LoadOptions) -> list[BenchArm]:
     """Load the arms; ours share one copy of the model, those of transformers another.
+
+    The weights of transformers' arms are rounded to those of ours, and run as floats.
 
     Raises:
         OptionError: no arms, a duplicate name, an invalid spec, or one that runs in one process only.
@@ -150,54 +137,44 @@ def make_arms(specs: Sequence[ArmSpec], context: ArmContext) -> list[BenchArm]:
         if names.count(name) > 1:
             raise OptionError(f"Two arms are named {name!r}; rename one, as in {name}-2={name}:PATH.")
     ours = [each for each in specs if not each.stock]
-    if context.tensor_parallel > 1 and len(ours) < len(specs):
+    if options.tensor_parallel > 1 and len(ours) < len(specs):
         stock = next(each.spec for each in specs if each.stock)
         raise OptionError(
             f"{stock} runs in one process: with tensor_parallel, name other arms, such as -d none -d auto."
         )
     made: dict[str, BenchArm] = {}
     if ours:
-        generators = load_many(
-            context.model,
-            [each.spec for each in ours],
-            dtype=context.dtype,
-            device=context.device,
-            weights=context.weights,
-            kv_cache_dtype=context.kv_cache_dtype,
-            max_batch_size=context.max_batch,
-            tensor_parallel=context.tensor_parallel,
-        )
+        generators = build_generators(model, [each.spec for each in ours], options)
         for each, generator in zip(ours, generators, strict=True):
-            made[each.name] = LoopArm(each.name, generator, context.max_batch)
+            made[each.name] = LoopArm(each.name, generator, options.max_batch_size)
     if len(ours) < len(specs):
-        made |= _stock_arms([each for each in specs if each.stock], context)
+        made |= _stock_arms([each for each in specs if each.stock], model, options)
     return [made[name] for name in names]
 
 
-def _stock_arms(specs: Sequence[ArmSpec], context: ArmContext) -> dict[str, BenchArm]:
-    model = _stock_model(context.model, context)
+def _stock_arms(specs: Sequence[ArmSpec], name: str, options: LoadOptions) -> dict[str, BenchArm]:
+    model = _stock_model(name, options)
     made: dict[str, BenchArm] = {}
     for each in specs:
         kind, _, path = each.spec.partition(":")
         assistant = None
         if kind == "transformers_assisted":
-            path = path or BUNDLED_DRAFTS.get(context.model, {}).get("draft_model", "")
+            path = path or BUNDLED_DRAFTS.get(name, {}).get("draft_model", "")
             if not path:
                 raise OptionError(f"{kind} needs a draft model: use {kind}:PATH.")
-            assistant = _stock_model(path, context)
+            assistant = _stock_model(path, options)
         elif path:
             raise OptionError(f"{kind} takes no path.")
         lookup = _LOOKUP if kind == "transformers_lookup" else 0
-        made[each.name] = StockArm(each.name, model, context.max_batch, assistant, lookup)
+        made[each.name] = StockArm(each.name, model, options.max_batch_size, assistant, lookup)
     return made
 
 
-def _stock_model(name: str, context: ArmContext) -> HFBaseline:
+def _stock_model(name: str, options: LoadOptions) -> HFBaseline:
     """A model with the weights that our arms have, as floats."""
-    loaded = load_model(name, dtype=context.dtype, device=context.device, weights=context.weights, native=True)
+    loaded = load_model(name, dtype=options.dtype, device=options.device, weights=options.weights, native=True)
     model: Any = loaded.model
-    weights = loaded.weights or context.weights
-    if weights is not None and (loaded.file is not None or model.device.type == "cpu"):
+    if (weights := loaded.quantised_to(options.weights)) is not None:
         model = rounded_model(model, weights, loaded.file)
     return HFBaseline(model, loaded.eos_token_ids, loaded.tokenizer)
 

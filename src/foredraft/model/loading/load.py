@@ -1,4 +1,4 @@
-"""Loads models and tokenizers from folders, the hub or the package."""
+"""Loads models from folders, the hub or the package."""
 
 import copy
 import logging
@@ -6,7 +6,6 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,9 @@ from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
-    AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
-    PreTrainedTokenizerBase,
 )
-from transformers.utils.hub import cached_file
 
 from foredraft.core.errors import ModelError, first_line, kind_of
 from foredraft.model.gguf.config import config_of
@@ -31,22 +27,15 @@ from foredraft.model.gguf.tokenizer import UnknownTokenizer, tokenizer_of
 from foredraft.model.gguf.weights import GgufWeights
 from foredraft.model.hf.hub import ACCESS, cached_only, fetch_file, is_hub_name, local_path, quiet
 from foredraft.model.hf.support import check_decoder, check_generates, is_quantised
+from foredraft.model.loading.bundled import resolve
 from foredraft.model.loading.model_files import check_folder, check_sizes
 from foredraft.model.loading.placement import as_device, as_dtype
 from foredraft.model.loading.quantised import empty_model_of, engine_for, open_folder
+from foredraft.model.loading.tokenizers import as_tokenizer, eos_token_ids, tokenizer_for
 from foredraft.model.memory import available_bytes, format_bytes
 from foredraft.model.native.decoder import Source
 from foredraft.model.native.saved import SavedWeights, saved_weights
 from foredraft.model.text.tokenizer import Tokenizer
-
-BUNDLED = {
-    "sample": "sample-16m",
-    "sample-draft": "draft-4m",
-    "sample-eagle": "sample-eagle",
-    "sample-eagle3": "sample-eagle3",
-    "sample-medusa": "sample-medusa",
-}
-"""Models that ship with the package, by name."""
 
 _log = logging.getLogger(__name__)
 
@@ -64,7 +53,6 @@ _FILES = {
 """Options of ``from_pretrained`` that say which files are read, also for configs and tokenizers."""
 
 _UNKNOWN_OPTION = re.compile(r".*__init__\(\) got an unexpected keyword argument '(\w+)'")
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +69,10 @@ class Loaded:
     file: GgufWeights | Source | None = None
     weights: str | None = None
 
-
-def resolve(name: str) -> str:
-    """The folder of a bundled model's name; any other folder or hub name unchanged."""
-    if name in BUNDLED:
-        return str(Path(__file__).parents[2] / "models" / BUNDLED[name])
-    return name
+    def quantised_to(self, weights: str | None) -> str | None:
+        """The weights that the model runs with if these are asked for; None if it keeps those of its checkpoint."""
+        found = self.weights or weights
+        return found if self.file is not None or self.model.device.type == "cpu" else None
 
 
 def load_model(
@@ -133,7 +119,7 @@ def load_model(
                 check_sizes(folder / (given.get("subfolder") or ""))
             quantised = weights if device == "cpu" and not options else None
             if quantised is not None and (found := open_folder(path, config, quantised)):
-                own = as_tokenizer(tokenizer) if tokenizer is not None else _tokenizer(name, path, given)
+                own = tokenizer_for(tokenizer, name, path, _about_files(given))
                 return Loaded(found.model, own, eos_token_ids(found.model, own), found.source)
             _check_fits(name, config, given, device)
             loaded: Any = AutoModelForCausalLM.from_pretrained(path, output_loading_info=True, **given)
@@ -145,7 +131,7 @@ def load_model(
             raise
         except Exception as error:  # transformers raises many types
             raise ModelError(_explained(name, path, given, error)) from error
-        own = as_tokenizer(tokenizer) if tokenizer is not None else _tokenizer(name, path, given)
+        own = tokenizer_for(tokenizer, name, path, _about_files(given))
     return Loaded(model, own, eos_token_ids(model, own))
 
 
@@ -212,7 +198,7 @@ def _load_saved(name: str, saved: SavedWeights, tokenizer: Any) -> Loaded:
         check_decoder(config, name)
         check_sizes(Path(path))
         model = empty_model_of(path, config)
-    own = as_tokenizer(tokenizer) if tokenizer is not None else _tokenizer(name, path, given)
+    own = tokenizer_for(tokenizer, name, path, _about_files(given))
     return Loaded(model, own, eos_token_ids(model, own), saved.source, saved.weights)
 
 
@@ -294,43 +280,6 @@ def unwrapped(model: Any) -> PreTrainedModel:
     raise ModelError(f"A model must be a folder, a hub name or a transformers model, not {kind_of(model)}.")
 
 
-def as_tokenizer(tokenizer: Any) -> Tokenizer | None:
-    """A tokenizer from a folder, a hub name, a GGUF file or a loaded transformers tokenizer.
-
-    Raises:
-        ModelError: it cannot be loaded, or is none of these.
-    """
-    if tokenizer is None or isinstance(tokenizer, Tokenizer):
-        return tokenizer
-    if isinstance(tokenizer, (str, PathLike)):
-        with quiet():
-            if is_gguf(path := resolve(str(tokenizer))):
-                return Tokenizer(tokenizer_of(GgufFile(fetch_file(path))))
-            try:
-                return Tokenizer(AutoTokenizer.from_pretrained(path, **cached_only(path, {})))
-            except Exception as error:  # transformers raises many types
-                raise ModelError(f"Cannot load a tokenizer from {str(tokenizer)!r}: {first_line(error)}") from error
-    if isinstance(tokenizer, PreTrainedTokenizerBase):
-        return Tokenizer(tokenizer)
-    raise ModelError(f"A tokenizer must be a folder, a hub name or a transformers tokenizer, not {kind_of(tokenizer)}.")
-
-
-def eos_token_ids(model: PreTrainedModel, tokenizer: Tokenizer | None) -> tuple[int, ...]:
-    """All end-of-sequence ids: the generation config's, else the model config's, else the tokenizer's.
-
-    Raises:
-        ModelError: they are no numbers.
-    """
-    for source in (model.generation_config, model.config.get_text_config(), tokenizer and tokenizer.inner):
-        ids = getattr(source, "eos_token_id", None)
-        if ids is not None:
-            found = tuple(ids) if isinstance(ids, (list, tuple)) else (ids,)
-            if not all(isinstance(each, int) for each in found):
-                raise ModelError(f"The model's eos_token_id is {ids!r}, not a token id or a list of them.")
-            return found
-    return ()
-
-
 def _check_fits(name: str, config: PreTrainedConfig, given: Mapping[str, Any], device: str) -> None:
     """Raise a ``ModelError`` if the weights do not fit on the device, before reading them. Quantised weights and
     weights that are placed otherwise are not checked, since their size on the device is unknown."""
@@ -361,34 +310,6 @@ def _check_complete(name: str, model: PreTrainedModel, missing: Collection[str])
         raise ModelError(
             f"The weights of {name!r} are incomplete: {min(missing)} and {len(missing) - 1} more are missing."
         )
-
-
-def _tokenizer(name: str, path: str, given: Mapping[str, Any]) -> Tokenizer | None:
-    """The model's own tokenizer; None if it has none.
-
-    Raises:
-        ModelError: it cannot be loaded.
-    """
-    try:
-        return Tokenizer(AutoTokenizer.from_pretrained(path, **_about_files(given)))
-    except Exception as error:  # transformers raises many types
-        found = _TOKENIZER_FILES if "gguf_file" not in given else ()
-        if any(_has_file(path, file, given) for file in found):
-            raise ModelError(
-                f"Cannot load the tokenizer of {name!r}: {first_line(error).rstrip('.:')}; mend its files, or pass "
-                "tokenizer=... to load."
-            ) from error
-        _log.warning("%s has no tokenizer (%s): prompts must be token ids.", name, first_line(error).rstrip(".:"))
-        return None
-
-
-def _has_file(path: str, file: str, given: Mapping[str, Any]) -> bool:
-    """Whether a model has this file, in its folder or in its repository."""
-    access = {key: given[key] for key in (*ACCESS, "revision", "subfolder") if key in given}
-    try:
-        return cached_file(path, file, _raise_exceptions_for_missing_entries=False, **access) is not None
-    except Exception:  # it cannot be read, so it is no reason
-        return False
 
 
 def _dtype(name: str | torch.dtype | None, device: str) -> torch.dtype | str:

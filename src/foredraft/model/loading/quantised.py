@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
-from foredraft.core.errors import ModelError, OptionError
+from foredraft.core.errors import ModelError
 from foredraft.model.base import TargetModel
 from foredraft.model.gguf.load import empty_model
 from foredraft.model.gguf.weights import GgufWeights
@@ -27,30 +27,10 @@ from foredraft.model.native.weights import PRECISIONS, Codes
 
 _log = logging.getLogger(__name__)
 
-WEIGHTS = ("int4", "int8", "auto")
-KV_CACHE_DTYPES = ("float16", "int8")
 _FOUR_BITS = ("Q4_0", "Q4_1")
 """Types of GGUF files whose codes have four bits."""
 _MOST_ERROR = 0.3
 """Of hidden states, as a share of their deviation, above which a model computes something else than the engine."""
-
-
-def check_weights(weights: str | None, device: object) -> None:
-    """Check a choice of weights.
-
-    Raises:
-        OptionError: it is unknown, or quantised weights were asked for on another device than a CPU.
-    """
-    if weights is not None and weights not in WEIGHTS:
-        raise OptionError(f"Unknown weights {weights!r}. Known: {', '.join(WEIGHTS)}.")
-    if weights in ("int4", "int8") and device is not None and torch.device(str(device)).type != "cpu":
-        raise OptionError(f"Weights in {weights} run on CPUs: leave device out, or set it to cpu.")
-
-
-def check_kv_cache_dtype(kv_cache_dtype: str | None) -> None:
-    """Raise an ``OptionError`` for an unknown type of keys and values."""
-    if kv_cache_dtype is not None and kv_cache_dtype not in KV_CACHE_DTYPES:
-        raise OptionError(f"Unknown kv_cache_dtype {kv_cache_dtype!r}. Known: {', '.join(KV_CACHE_DTYPES)}.")
 
 
 class EngineChoice(NamedTuple):

@@ -13,7 +13,7 @@ from foredraft.core.sampling.params import check_known
 from foredraft.heads.formats import load_head
 from foredraft.heads.nets.target_parts import FINAL
 from foredraft.model.base import TargetModel
-from foredraft.model.loading.load import resolve
+from foredraft.model.loading.bundled import resolve
 from foredraft.train.checkpoint import Report, check_resume
 from foredraft.train.data.batches import TrainBatches
 from foredraft.train.data.tokens import TokenStore

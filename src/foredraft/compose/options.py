@@ -1,0 +1,93 @@
+"""The options of ``load``: declared, documented and checked here, for every interface. Importable without torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+from foredraft.core.errors import OptionError
+from foredraft.core.sampling.params import check_count
+
+if TYPE_CHECKING:
+    import torch
+
+    Dtype = str | torch.dtype
+    Device = str | torch.device
+else:  # names, as on the command line, which starts without torch
+    Dtype = Device = str
+
+WEIGHTS = ("int4", "int8", "auto")
+KV_CACHE_DTYPES = ("float16", "int8")
+_COUNTS = ("max_batch_size", "kv_cache_memory_bytes", "max_prefill_tokens", "tensor_parallel")
+_KNOWN = {"weights": WEIGHTS, "kv_cache_dtype": KV_CACHE_DTYPES}
+_PYTHON: Mapping[str, Any] = {"flag": False}
+"""Metadata of options for Python only: neither flags nor keys of files."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedOptions:
+    """Options for any target, also one that the caller has loaded.
+
+    tokenizer: a tokenizer or its folder, for a loaded model; by default the model's own.
+    verifier: the verification rule; by default a draft must equal the token that the target draws.
+    max_batch_size: the most requests that run at once; the others wait.
+    fast: on a CPU, pack the weights of linear layers, unless ``compile``.
+    kv_cache_memory_bytes: the most memory for the KV caches of target and draft models together; by default 0.8 of what
+        is free after loading.
+    draft_options: ``model_options`` of draft models. By default they take the target's dtype and device, and the
+        ``token``, ``cache_dir`` and ``local_files_only`` of ``model_options``.
+
+    Raises:
+        OptionError: a value is out of range or unknown.
+    """
+
+    tokenizer: Any = field(default=None, metadata=_PYTHON)
+    verifier: str | None = None
+    max_batch_size: int = 32
+    fast: bool = field(default=True, metadata=_PYTHON)
+    kv_cache_memory_bytes: int | None = None
+    draft_options: Mapping[str, Any] | None = field(default=None, metadata=_PYTHON)
+
+    def __post_init__(self) -> None:
+        given = {each.name: getattr(self, each.name) for each in fields(self)}
+        for name in _COUNTS:
+            if given.get(name) is not None:
+                check_count(name, given[name])
+        for name, known in _KNOWN.items():
+            if given.get(name) is not None and given[name] not in known:
+                raise OptionError(f"Unknown {name} {given[name]!r}. Known: {', '.join(known)}.")
+
+    def for_loading(self) -> "LoadOptions":
+        """These options; what they do not have keeps its default."""
+        return LoadOptions(**{each.name: getattr(self, each.name) for each in fields(SharedOptions)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadOptions(SharedOptions):
+    """How a target and its drafters are loaded and run.
+
+    dtype: such as bfloat16; by default float32 on a CPU, elsewhere the checkpoint's.
+    device: such as cuda:1 or cpu; by default a GPU if there is one.
+    weights: of target and draft models on the native CPU engine: int4, int8, or auto, which is int8 where it runs. By
+        default, weights stay as they are. See docs/native.md.
+    kv_cache_dtype: of keys and values on the native CPU engine: float16 (the default) or int8.
+    tensor_parallel: processes that share the target's weights; start them with torchrun --nproc-per-node N.
+    exact: run every forward with the same number of nodes, so that drafts cannot flip near-ties.
+    compile: run forwards, also of drafts, and on GPUs verification by torch.compile; a new shape takes seconds to
+        minutes.
+    cuda_graphs: capture the same as CUDA graphs, one for each shape. The model's weights must stay where they are.
+    max_prefill_tokens: the most prompt tokens read between two steps of other requests. Ignored with ``exact``.
+    prefix_cache: keep prompts in the KV cache, so that what begins alike is not read twice. Ignored with ``exact``.
+    model_options: for the target's ``from_pretrained`` (quantization_config, revision), if it is loaded here.
+    """
+
+    dtype: Dtype | None = None
+    device: Device | None = None
+    weights: str | None = None
+    kv_cache_dtype: str | None = None
+    tensor_parallel: int = 1
+    exact: bool = False
+    compile: bool = False
+    cuda_graphs: bool = False
+    max_prefill_tokens: int | None = None
+    prefix_cache: bool = field(default=False, metadata=_PYTHON)
+    model_options: Mapping[str, Any] | None = field(default=None, metadata=_PYTHON)
