@@ -179,7 +179,7 @@ def test_a_generator_that_nobody_else_has_is_shared_until_it_is_loaded(wanted: l
         each.close()
 
 
-@pytest.mark.parametrize("name", ["max_batch_size", "kv_cache_memory_bytes", "max_prefill_tokens"])
+@pytest.mark.parametrize("name", ["max_batch_size", "kv_cache_memory_bytes", "max_prefill_tokens", "tensor_parallel"])
 @pytest.mark.parametrize("value", ["3", 0, 2.0, True])
 def test_sizes_are_whole_numbers(name: str, value: Any, plain: foredraft.Generator):
     with pytest.raises(OptionError, match=f"{name} must be a whole number, 1 or more, not "):

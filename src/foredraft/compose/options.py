@@ -15,10 +15,8 @@ if TYPE_CHECKING:
 else:  # names, as on the command line, which starts without torch
     Dtype = Device = str
 
-WEIGHTS = ("int4", "int8", "auto")
-KV_CACHE_DTYPES = ("float16", "int8")
 _COUNTS = ("max_batch_size", "kv_cache_memory_bytes", "max_prefill_tokens", "tensor_parallel")
-_KNOWN = {"weights": WEIGHTS, "kv_cache_dtype": KV_CACHE_DTYPES}
+_KNOWN = {"weights": ("int4", "int8", "auto"), "kv_cache_dtype": ("float16", "int8")}
 _PYTHON: Mapping[str, Any] = {"flag": False}
 """Metadata of options for Python only: neither flags nor keys of files."""
 
@@ -48,13 +46,14 @@ class SharedOptions:
     draft_options: Mapping[str, Any] | None = field(default=None, metadata=_PYTHON)
 
     def __post_init__(self) -> None:
-        given = {each.name: getattr(self, each.name) for each in fields(self)}
-        for name in _COUNTS:
-            if given.get(name) is not None:
-                check_count(name, given[name])
-        for name, known in _KNOWN.items():
-            if given.get(name) is not None and given[name] not in known:
-                raise OptionError(f"Unknown {name} {given[name]!r}. Known: {', '.join(known)}.")
+        for each in fields(self):
+            name, value = each.name, getattr(self, each.name)
+            if value is None and each.default is None:
+                continue
+            if name in _COUNTS:
+                check_count(name, value)
+            if name in _KNOWN and value not in _KNOWN[name]:
+                raise OptionError(f"Unknown {name} {value!r}. Known: {', '.join(_KNOWN[name])}.")
 
     def for_loading(self) -> "LoadOptions":
         """These options; what they do not have keeps its default."""
