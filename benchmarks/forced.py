@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
+from foredraft.heads.formats.block import block_like, rotary_of
 from foredraft.heads.formats.layers import default_taps
 from foredraft.heads.nets.blocks import fuse
 from foredraft.heads.nets.eagle import Eagle3, Eagle3Config
 from foredraft.model.hf.causal_lm import CausalLM
-from foredraft.model.hf.head_parts import block_like, parts_of, rotary_of
+from foredraft.model.hf.head_parts import parts_of
 
 FIRST, SECOND = 0.75, 0.15
 """Shares of tokens for which a draft ranks the right token first and second. A chain's acceptance rate is ``FIRST``, a

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 import specs
 import tiny
 from foredraft.core.drafter import Drafter
+from foredraft.heads.formats.block import block_like, rotary_of
 from foredraft.heads.nets.eagle import Eagle, Eagle3, Eagle3Config, EagleConfig
 from foredraft.heads.nets.hydra import Hydra, HydraConfig
 from foredraft.heads.nets.medusa import Blockwise, BlockwiseConfig, Medusa, MedusaConfig
 from foredraft.model.hf.causal_lm import CausalLM
-from foredraft.model.hf.head_parts import block_like, rotary_of
 from foredraft.model.kv.cache import SlotCache
 
 

@@ -12,11 +12,11 @@ import tiny
 from foredraft.core.draft import Draft
 from foredraft.core.drafter import Plan, View
 from foredraft.core.sampling.params import SamplingParams
+from foredraft.core.target_parts import FINAL
 from foredraft.drafters.prompt_lookup import Options as LookupOptions, PromptLookup
 from foredraft.engine.generator import Generator
 from foredraft.engine.policy import Constant
 from foredraft.engine.request import Sequence
-from foredraft.heads.nets.target_parts import FINAL
 from foredraft.model.hf.causal_lm import CausalLM
 from reference import reference
 

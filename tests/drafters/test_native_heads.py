@@ -19,11 +19,11 @@ from foredraft.core.tree import PAD, TokenTree
 from foredraft.drafters.common.feature_cache import TorchLayers
 from foredraft.drafters.eagle3 import Eagle3Drafter, Options
 from foredraft.engine.policy import Constant
+from foredraft.heads.native_layers import HeadLayers, head_layers
 from foredraft.heads.nets.blocks import fuse
 from foredraft.model.kv.cache import SlotCache
 from foredraft.model.kv.masks import Layout, address
 from foredraft.model.linear.packed import copy_weights, plain_copy
-from foredraft.model.native.head import HeadLayers, head_layers
 from foredraft.model.native.linear import NativeLinear, quantise_linears
 from foredraft.model.native.model import NativeLM
 from native import native, needs_compiler

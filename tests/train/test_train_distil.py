@@ -14,7 +14,7 @@ from trainees import SHORT, assert_same_gradients, assert_same_run, lesson, stop
 
 import tiny
 from foredraft.core.errors import DataError, OptionError
-from foredraft.heads.nets.target_parts import FINAL
+from foredraft.core.target_parts import FINAL
 from foredraft.model.hf.causal_lm import CausalLM
 from foredraft.model.loading.load import load_model
 from foredraft.train.drafts import boost

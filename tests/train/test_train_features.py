@@ -13,7 +13,7 @@ from trainees import target
 
 import tiny
 from foredraft.core.io import fingerprint
-from foredraft.heads.nets.target_parts import FINAL
+from foredraft.core.target_parts import FINAL
 from foredraft.train.data import features
 from foredraft.train.data.batches import LiveFeatures
 from foredraft.train.data.features import StoredFeatures

@@ -9,8 +9,8 @@ from trainees import assert_same_gradients, assert_unbiased, lesson, target
 
 import random_heads as heads
 from foredraft.core.errors import OptionError
+from foredraft.core.target_parts import FINAL
 from foredraft.heads.nets.hydra import Hydra
-from foredraft.heads.nets.target_parts import FINAL
 from foredraft.train.heads import eagle, medusa_hydra as recipes
 from foredraft.train.heads.recipes import RECIPES
 from foredraft.train.recipe import Recipe, TrainBatch

@@ -16,7 +16,7 @@ from trainees import SHORT, target, train_head
 import random_heads as heads
 import tiny
 from foredraft.core.errors import ForedraftError, OptionError
-from foredraft.heads.nets.target_parts import FINAL
+from foredraft.core.target_parts import FINAL
 from foredraft.train.data.batches import LiveFeatures, TrainBatches
 from foredraft.train.data.tokens import TokenStore
 from foredraft.train.devices import cast_norm_inputs

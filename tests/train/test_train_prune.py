@@ -15,12 +15,13 @@ from trainees import assert_drafts_losslessly, assert_same_run, log_of, stop_at,
 
 import tiny
 from foredraft.core.errors import ModelError, OptionError
-from foredraft.heads.nets.pruning_masks import Kept, Lagrange, Masks, PruningMasks, Sizes, top_parts, uniform_masks
 from foredraft.model.hf.causal_lm import CausalLM
+from foredraft.model.hf.pruned_parts import Kept, Masks, Sizes, top_parts, uniform_masks
 from foredraft.model.hf.pruning import Masking, cut, sizes_of
 from foredraft.model.loading.load import load_model
 from foredraft.train.drafts import importance
 from foredraft.train.drafts.importance import select_by_importance
+from foredraft.train.drafts.masks import Lagrange, PruningMasks
 from foredraft.train.drafts.prune import Options, PrunedShape
 from foredraft.train.partial import Partial
 from foredraft.train.recipe import TrainBatch

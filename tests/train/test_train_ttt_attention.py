@@ -11,8 +11,8 @@ from trainees import assert_same_gradients, assert_unbiased, gradients, lesson, 
 import random_heads as heads
 import tiny
 from foredraft.core.errors import OptionError
+from foredraft.core.target_parts import FINAL
 from foredraft.heads.nets.eagle import Eagle3
-from foredraft.heads.nets.target_parts import FINAL
 from foredraft.heads.nets.ttt_attention import sample_rows, take
 from foredraft.train.devices import autocast
 from foredraft.train.heads.eagle3 import Eagle3Recipe, Options

@@ -10,15 +10,15 @@ from torch import Tensor
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Needs, Plan, View
 from foredraft.core.options import SizedOptions
+from foredraft.core.target_parts import FINAL
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.build_context import BuildContext
 from foredraft.drafters.common.chain import ChainLimits, build_chain
 from foredraft.drafters.common.head import HeadDrafter
 from foredraft.drafters.common.last_hidden import LastHidden
 from foredraft.heads.nets.medusa import Blockwise, Medusa
-from foredraft.heads.nets.target_parts import FINAL
 from foredraft.model.base import widened
-from foredraft.model.native.head import engine_of
+from foredraft.model.native.model import engine_of
 from foredraft.model.recording.replay import EAGER, Replay
 
 

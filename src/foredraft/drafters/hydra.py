@@ -5,15 +5,15 @@ from typing import final
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from foredraft.core.target_parts import FINAL
 from foredraft.drafters.common.build_context import BuildContext
 from foredraft.drafters.common.feature_cache import FeatureCache, TorchLayers
 from foredraft.drafters.common.last_hidden import LastHidden
 from foredraft.drafters.common.static_tree import Options, StaticTreeDrafter
+from foredraft.heads.native_layers import head_layers
 from foredraft.heads.nets.blocks import Attend
 from foredraft.heads.nets.hydra import Hydra
-from foredraft.heads.nets.target_parts import FINAL
 from foredraft.model.linear.packed import any_weight
-from foredraft.model.native.head import head_layers
 from foredraft.model.recording.replay import EAGER, Replay
 
 __all__ = ["HydraDrafter", "Options"]

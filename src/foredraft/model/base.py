@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 from foredraft.core.drafter import StepOut
 from foredraft.core.errors import ModelError
 from foredraft.core.rng import Choose, Exponentials
+from foredraft.core.target_parts import TargetParts
 from foredraft.core.tree import TokenTree
-from foredraft.heads.nets.target_parts import TargetParts
 from foredraft.model.kv.cache import SlotCache
 from foredraft.model.kv.masks import Layout, StepIn, extent_of
 

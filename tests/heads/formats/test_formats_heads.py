@@ -11,11 +11,11 @@ from head_files import EAGLE1, LLAMA, H, V, refused
 
 import random_heads as heads
 from foredraft.core.errors import DrafterError
+from foredraft.core.target_parts import FINAL
 from foredraft.heads.formats import default_format, inspect_head, load_head
 from foredraft.heads.nets.eagle import Eagle
 from foredraft.heads.nets.hydra import Hydra
 from foredraft.heads.nets.medusa import Blockwise, Medusa
-from foredraft.heads.nets.target_parts import FINAL
 from foredraft.model.hf.causal_lm import CausalLM
 
 

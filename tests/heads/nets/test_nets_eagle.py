@@ -9,12 +9,12 @@ from watched_nets import CLOSE, VOCAB, Proposal, doubled, every_row, gap, reader
 
 import random_heads as heads
 from foredraft.core.draft import Law
+from foredraft.core.target_parts import FINAL
 from foredraft.drafters.common.templates import Template
 from foredraft.drafters.eagle1 import Eagle1, Options as Options1
 from foredraft.drafters.eagle2 import Eagle2, Options as Options2
 from foredraft.drafters.eagle3 import Eagle3Drafter, Options as Options3
 from foredraft.heads.nets.eagle import EagleNet
-from foredraft.heads.nets.target_parts import FINAL
 
 DEPTH, TOP_K, NODES = 3, 3, 8
 SOME = torch.tensor([0, 1, 3, 4, 6, 7, 8, 11, 12, 15])

@@ -10,10 +10,11 @@ from slow_nets import DraftRunner, Faults, Path, grow, slow_of
 from watched_nets import CLOSE, FAR, LAYERS, Proposal, doubled, every_row, frequencies, gap, target, truth, watch
 
 import random_heads as heads
+from foredraft.core.target_parts import FINAL
 from foredraft.drafters.eagle3 import Eagle3Drafter, Options
+from foredraft.heads.formats.block import block_like, rotary_of
+from foredraft.heads.formats.vocabulary import member_mask, offsets_of, vocabulary_of
 from foredraft.heads.nets.eagle import Eagle3
-from foredraft.heads.nets.target_parts import FINAL, member_mask, offsets_of, vocabulary_of
-from foredraft.model.hf.head_parts import block_like, rotary_of
 
 DEPTH, TOP_K = 3, 3
 

@@ -7,8 +7,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from foredraft.core.errors import ModelError
+from foredraft.core.target_parts import FINAL
 from foredraft.core.tree import TokenTree
-from foredraft.heads.nets.target_parts import FINAL
 from foredraft.model.hf.causal_lm import CausalLM
 from foredraft.model.native.families import FAMILIES, why_not_native
 from native import needs_compiler, on_native

@@ -14,7 +14,7 @@ from foredraft.drafters.common.tree_builder import TreeBuilder
 from foredraft.engine.nested_loop import NestedLoop
 from foredraft.model.base import TargetModel, widened
 from foredraft.model.kv.cache import SlotCache
-from foredraft.model.native.head import engine_of
+from foredraft.model.native.model import engine_of
 from foredraft.model.native.runner import Engine
 from foredraft.model.prefill import prefill
 from foredraft.model.read_rows import ReadRows

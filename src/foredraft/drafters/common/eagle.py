@@ -20,10 +20,11 @@ from foredraft.drafters.common.head import HeadDrafter
 from foredraft.drafters.common.templates import best_template
 from foredraft.drafters.common.tree_builder import Level, TreeBuilder
 from foredraft.drafters.common.tree_ops import at_places
+from foredraft.heads.native_layers import head_layers
 from foredraft.heads.nets.eagle import EagleNet
 from foredraft.model.kv.masks import StepIn, Visible
 from foredraft.model.linear.packed import any_weight
-from foredraft.model.native.head import engine_of, head_layers
+from foredraft.model.native.model import engine_of
 from foredraft.model.recording.replay import EAGER, Replay
 
 

@@ -16,13 +16,13 @@ from foredraft.core.draft import Draft, Verdict
 from foredraft.core.drafter import NO_ROOM, Plan, Room, StepOut, View
 from foredraft.core.transfer import to_device
 from foredraft.core.tree import TokenTree
+from foredraft.heads.layers import Layers
+from foredraft.heads.native_layers import HeadLayers
 from foredraft.model.attention.slot_attention import masked_attention, runs_kernel
-from foredraft.model.head_layers import Layers
 from foredraft.model.kv.cache import SlotCache, SlotView, bucket, persistent_zeros
 from foredraft.model.kv.masks import Layout, StepIn, address, extent_of
 from foredraft.model.linear.packed import any_weight
 from foredraft.model.native.drafting import TreeSize
-from foredraft.model.native.head import HeadLayers
 from foredraft.model.prefill import CHUNK
 from foredraft.model.read_rows import ReadRows
 from foredraft.model.recording.replay import EAGER, Replay

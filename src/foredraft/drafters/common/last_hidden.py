@@ -9,8 +9,8 @@ from torch import Tensor
 
 from foredraft.core.draft import Verdict
 from foredraft.core.drafter import Plan, Room, StepOut, View
+from foredraft.core.target_parts import FINAL
 from foredraft.drafters.common.feature_cache import DraftState
-from foredraft.heads.nets.target_parts import FINAL
 from foredraft.model.recording.replay import EAGER, Replay
 from foredraft.model.recording.replay_rows import run_rows
 

@@ -15,6 +15,7 @@ from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Needs, Plan, Trainable, View
 from foredraft.core.errors import OptionError
 from foredraft.core.options import SizedOptions
+from foredraft.core.target_parts import FINAL
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.drawn_tree import TreeShape, build_static_tree
 from foredraft.drafters.common.dynamic_tree import TreeLimits
@@ -26,9 +27,8 @@ from foredraft.drafters.common.tree_builder import TreeBuilder
 from foredraft.drafters.common.tree_ops import at_places
 from foredraft.heads.nets.hydra import Hydra
 from foredraft.heads.nets.medusa import Medusa
-from foredraft.heads.nets.target_parts import FINAL
 from foredraft.model.linear.packed import any_weight
-from foredraft.model.native.head import engine_of
+from foredraft.model.native.model import engine_of
 
 
 @dataclass(frozen=True, slots=True)

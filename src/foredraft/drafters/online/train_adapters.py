@@ -10,12 +10,12 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from foredraft.core.errors import DrafterError
+from foredraft.core.target_parts import FINAL
 from foredraft.core.topk_distribution import coarsen
 from foredraft.drafters.online.samples import SampleBatch
 from foredraft.heads.nets.eagle import EagleNet
 from foredraft.heads.nets.hydra import Hydra
 from foredraft.heads.nets.medusa import Medusa
-from foredraft.heads.nets.target_parts import FINAL
 from foredraft.heads.nets.ttt_attention import Unrolled, take
 from foredraft.model.hf.causal_lm import CausalLM
 from foredraft.model.hf.head_parts import parts_of

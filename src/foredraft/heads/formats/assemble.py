@@ -9,15 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from foredraft.core.errors import DrafterError, ModelError
+from foredraft.core.target_parts import TargetParts
+from foredraft.heads.formats.block import rotary_of
 from foredraft.heads.formats.files import Checkpoint
 from foredraft.heads.formats.info import HeadInfo, NetConfig, Reading
 from foredraft.heads.nets.blocks import BlockConfig, Rotary
 from foredraft.heads.nets.eagle import Eagle, Eagle3, Eagle3Config, EagleConfig
 from foredraft.heads.nets.hydra import Hydra, HydraConfig
 from foredraft.heads.nets.medusa import Blockwise, Medusa, MedusaConfig
-from foredraft.heads.nets.target_parts import TargetParts
 from foredraft.model.base import TargetModel
-from foredraft.model.hf.head_parts import rotary_of
 
 _HARMLESS = re.compile(r"(^|\.)(rotary_emb\.)?inv_freq$")
 """Rotary frequencies that old code stored as weights; they follow from the config."""

@@ -1,4 +1,4 @@
-"""Reads and writes a decoder block's config with the keys of transformers' ``LlamaConfig`` (heads.md 1.1 to 1.4)."""
+"""The decoder block of a head: its config, with the keys of transformers' ``LlamaConfig`` (heads.md 1.1 to 1.4)."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -6,7 +6,8 @@ from typing import Any
 
 from foredraft.core.errors import DrafterError
 from foredraft.heads.formats.files import Fields
-from foredraft.heads.nets.blocks import ACTIVATIONS, BlockConfig
+from foredraft.heads.nets.blocks import ACTIVATIONS, BlockConfig, Rotary
+from foredraft.model.hf.rope import rope_frequencies
 
 BASE = 10000.0
 """The RoPE base if a config has none."""
@@ -153,3 +154,39 @@ def old_scaling(block: BlockConfig) -> dict[str, Any] | None:
             f"SafeAILab's code supports linear and dynamic rope_scaling only, not {scaling.get('rope_type')!r}."
         )
     return {"type": scaling["rope_type"], "factor": scaling["factor"]}
+
+
+def block_like(config: Any, **changes: Any) -> BlockConfig:
+    """The config of a decoder block with the width, heads and positions of a target's text config."""
+    heads = config.num_attention_heads
+    rope = getattr(config, "rope_parameters", None) or {}
+    rope = rope.get("full_attention", rope)  # models with several layer types have one dict each
+    shape: dict[str, Any] = {
+        "hidden_size": config.hidden_size,
+        "intermediate_size": getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
+        "num_attention_heads": heads,
+        "num_key_value_heads": getattr(config, "num_key_value_heads", None) or heads,
+        "head_dim": getattr(config, "head_dim", None) or config.hidden_size // heads,
+        "rms_norm_eps": getattr(config, "rms_norm_eps", None) or 1e-6,
+        "max_position_embeddings": getattr(config, "max_position_embeddings", None) or 2048,
+        "rope_theta": float(rope.get("rope_theta") or 10000.0),
+        "rope_scaling": _rope_scaling(rope),
+    }
+    return BlockConfig(**{**shape, **changes})
+
+
+def _rope_scaling(rope: dict[str, Any]) -> dict[str, Any] | None:
+    if rope.get("rope_type", "default") == "default":
+        return None
+    return {key: value for key, value in rope.items() if key != "rope_theta"}
+
+
+def rotary_of(block: BlockConfig) -> Rotary:
+    """The block's rotary embedding; see ``rope_frequencies`` for schemes and errors."""
+    shape = {
+        "hidden_size": block.hidden_size,
+        "num_attention_heads": block.num_attention_heads,
+        "head_dim": block.head_dim,
+        "max_position_embeddings": block.max_position_embeddings,
+    }
+    return Rotary(*rope_frequencies(shape, block.rope_theta, block.rope_scaling))

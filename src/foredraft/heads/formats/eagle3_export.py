@@ -10,8 +10,8 @@ from foredraft.heads.formats.eagle1 import target_table
 from foredraft.heads.formats.eagle3 import TABLE
 from foredraft.heads.formats.info import Contents, ExportOptions
 from foredraft.heads.formats.layers import KEY, default_taps
+from foredraft.heads.formats.vocabulary import member_mask, offsets_of
 from foredraft.heads.nets.eagle import Eagle3
-from foredraft.heads.nets.target_parts import member_mask, offsets_of
 from foredraft.model.hf.hub import TRANSFORMERS
 
 SPECULATIVE_TOKENS = 5

@@ -6,7 +6,7 @@ from typing import Any
 
 from foredraft.core.errors import DrafterError
 from foredraft.heads.formats.assemble import check_embedding, parameter_names
-from foredraft.heads.formats.block import override_theta
+from foredraft.heads.formats.block import block_like, override_theta
 from foredraft.heads.formats.eagle1 import target_table
 from foredraft.heads.formats.files import Checkpoint, Fields
 from foredraft.heads.formats.info import Contents, ExportOptions, Overrides, Reading, TargetNeeds
@@ -14,7 +14,6 @@ from foredraft.heads.formats.native import accuracies_of, block_from
 from foredraft.heads.nets.blocks import BlockConfig
 from foredraft.heads.nets.hydra import Hydra, HydraConfig
 from foredraft.model.base import TargetModel
-from foredraft.model.hf.head_parts import block_like
 from foredraft.model.hf.hub import TRANSFORMERS
 
 PLAIN, PLUS = "Hydra", "Hydra++"

@@ -13,12 +13,11 @@ from foredraft.heads.formats.assemble import block_of, own_names
 from foredraft.heads.formats.block import override_theta
 from foredraft.heads.formats.files import MOST, Checkpoint, Fields
 from foredraft.heads.formats.info import Contents, ExportOptions, NetConfig, Overrides, Reading, TargetNeeds
-from foredraft.heads.formats.vocabulary import read_vocabulary
+from foredraft.heads.formats.vocabulary import offsets_of, read_vocabulary
 from foredraft.heads.nets.blocks import ACTIVATIONS, BlockConfig
 from foredraft.heads.nets.eagle import Eagle, Eagle3, Eagle3Config, EagleConfig
 from foredraft.heads.nets.hydra import Hydra, HydraConfig
 from foredraft.heads.nets.medusa import Blockwise, BlockwiseConfig, Medusa, MedusaConfig
-from foredraft.heads.nets.target_parts import offsets_of
 from foredraft.model.base import TargetModel
 
 VERSION = 1

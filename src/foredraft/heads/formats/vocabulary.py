@@ -1,11 +1,11 @@
 """The draft vocabulary of EAGLE-3: ``d2t`` holds offsets, ``t2d`` is a membership mask (heads.md 1.2)."""
 
 import torch
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from foredraft.core.errors import DrafterError
 from foredraft.heads.formats.files import Checkpoint
-from foredraft.heads.nets.target_parts import member_mask, vocabulary_of
 
 
 def read_vocabulary(checkpoint: Checkpoint, draft: int, full: int, notes: list[str]) -> Tensor | None:
@@ -44,3 +44,18 @@ def read_vocabulary(checkpoint: Checkpoint, draft: int, full: int, notes: list[s
     if not offsets.any():
         notes.append(f"d2t is all zeros: the draft vocabulary is the first {draft} tokens.")
     return ids
+
+
+def vocabulary_of(d2t: Int[Tensor, "v"]) -> Int[Tensor, "v"]:
+    """Target ids of the draft's ids. ``d2t`` holds offsets: target id = draft id + d2t[draft id]."""
+    return torch.arange(d2t.shape[0], device=d2t.device) + d2t
+
+
+def offsets_of(ids: Int[Tensor, "v"]) -> Int[Tensor, "v"]:
+    """``d2t`` of target ids; the inverse of ``vocabulary_of``."""
+    return ids - torch.arange(ids.shape[0], device=ids.device)
+
+
+def member_mask(ids: Int[Tensor, "v"], vocab_size: int) -> Bool[Tensor, "V"]:
+    """``t2d``: which target ids are in the draft vocabulary."""
+    return torch.zeros(vocab_size, dtype=torch.bool, device=ids.device).scatter(0, ids, True)

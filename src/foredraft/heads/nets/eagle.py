@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from foredraft.core.target_parts import FINAL, TargetParts
 from foredraft.heads.nets.blocks import Attend, Attention, Block, BlockConfig, Mlp, Rotary
-from foredraft.heads.nets.target_parts import FINAL, TargetParts
 
 
 class EagleNet(nn.Module, ABC):

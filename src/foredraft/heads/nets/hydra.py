@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from foredraft.core.target_parts import TargetParts
 from foredraft.heads.nets.blocks import Attend, Block, BlockConfig, Rotary
-from foredraft.heads.nets.target_parts import TargetParts
 from foredraft.heads.nets.ttt_attention import Unrolled
 
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from foredraft.heads.nets.target_parts import TargetParts
+from foredraft.core.target_parts import TargetParts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

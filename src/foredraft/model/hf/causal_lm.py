@@ -16,8 +16,8 @@ from transformers.cache_utils import Cache
 
 from foredraft.core.drafter import StepOut
 from foredraft.core.errors import ModelError, first_line, kind_of
+from foredraft.core.target_parts import TargetParts
 from foredraft.core.tree import TokenTree
-from foredraft.heads.nets.target_parts import TargetParts
 from foredraft.model.attention.slot_attention import AttentionObserver, AttentionSwap, NoCudnn, runs_kernel
 from foredraft.model.base import TargetModel
 from foredraft.model.hf.head_parts import parts_of

@@ -1,4 +1,4 @@
-"""The target's parts that heads use, and rotary frequencies of all schemes that transformers supports."""
+"""The parts of a transformers model that heads use."""
 
 import functools
 from dataclasses import replace
@@ -7,12 +7,10 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers import PreTrainedModel
 
 from foredraft.core.errors import ModelError
-from foredraft.heads.nets.blocks import BlockConfig, Rotary
-from foredraft.heads.nets.target_parts import TargetParts
+from foredraft.core.target_parts import TargetParts
 from foredraft.model.linear.packed import any_weight, int8_copy
 from foredraft.model.memory import is_plain
 
@@ -83,56 +81,3 @@ def _logit_scaling(model: PreTrainedModel) -> tuple[float, float]:
     config = model.config.get_text_config()
     scale = getattr(config, "logit_scale", None) or 1.0 / (getattr(config, "logits_scaling", None) or 1.0)
     return float(scale), float(getattr(config, "final_logit_softcapping", None) or 0.0)
-
-
-def block_like(config: Any, **changes: Any) -> BlockConfig:
-    """The config of a decoder block with the width, heads and positions of a target's text config."""
-    heads = config.num_attention_heads
-    rope = getattr(config, "rope_parameters", None) or {}
-    rope = rope.get("full_attention", rope)  # models with several layer types have one dict each
-    shape: dict[str, Any] = {
-        "hidden_size": config.hidden_size,
-        "intermediate_size": getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
-        "num_attention_heads": heads,
-        "num_key_value_heads": getattr(config, "num_key_value_heads", None) or heads,
-        "head_dim": getattr(config, "head_dim", None) or config.hidden_size // heads,
-        "rms_norm_eps": getattr(config, "rms_norm_eps", None) or 1e-6,
-        "max_position_embeddings": getattr(config, "max_position_embeddings", None) or 2048,
-        "rope_theta": float(rope.get("rope_theta") or 10000.0),
-        "rope_scaling": _rope_scaling(rope),
-    }
-    return BlockConfig(**{**shape, **changes})
-
-
-def _rope_scaling(rope: dict[str, Any]) -> dict[str, Any] | None:
-    if rope.get("rope_type", "default") == "default":
-        return None
-    return {key: value for key, value in rope.items() if key != "rope_theta"}
-
-
-def rotary_of(block: BlockConfig) -> Rotary:
-    """The block's rotary embedding: default, linear, dynamic, yarn, llama3 or longrope.
-
-    Raises:
-        ModelError: the scheme is unknown, or its parameters are missing.
-    """
-    scaling = dict(block.rope_scaling or {})
-    kind = scaling.pop("type", None) or scaling.get("rope_type", "default")
-    if kind in ("default", "mrope"):  # mrope on text alone is plain
-        steps = torch.arange(0, block.head_dim, 2, dtype=torch.float32) / block.head_dim
-        return Rotary(1.0 / block.rope_theta**steps)
-    if kind not in ROPE_INIT_FUNCTIONS:
-        raise ModelError(f"Unknown rope type {kind!r}. Known: {', '.join(ROPE_INIT_FUNCTIONS)}.")
-    shape: dict[str, Any] = {
-        "hidden_size": block.hidden_size,
-        "num_attention_heads": block.num_attention_heads,
-        "head_dim": block.head_dim,
-        "max_position_embeddings": block.max_position_embeddings,
-    }
-    config = PreTrainedConfig(**shape)
-    config.rope_parameters = {**scaling, "rope_type": kind, "rope_theta": block.rope_theta}
-    try:
-        frequencies, scale = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
-    except (KeyError, TypeError, ValueError) as error:
-        raise ModelError(f"rope_scaling {block.rope_scaling} cannot be used: {error}.") from error
-    return Rotary(frequencies, scale)

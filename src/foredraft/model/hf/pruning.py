@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from foredraft.core.errors import ModelError
-from foredraft.heads.nets.pruning_masks import Kept, Masks, Sizes
+from foredraft.model.hf.pruned_parts import Kept, Masks, Sizes
 
 LAYOUTS = ("llama", "mistral", "qwen2", "qwen3")
 """Values of ``model_type`` with Llama's layer structure."""

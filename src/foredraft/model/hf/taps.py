@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from foredraft.core.errors import ModelError
-from foredraft.heads.nets.target_parts import FINAL
+from foredraft.core.target_parts import FINAL
 
 
 class Taps:

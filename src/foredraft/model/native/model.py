@@ -14,8 +14,8 @@ from foredraft.core.drafter import StepOut
 from foredraft.core.errors import ModelError
 from foredraft.core.openmp import operators_in_one_thread
 from foredraft.core.rng import Choose, Exponentials
+from foredraft.core.target_parts import FINAL, TargetParts
 from foredraft.core.tree import TokenTree
-from foredraft.heads.nets.target_parts import FINAL, TargetParts
 from foredraft.model.base import TargetModel
 from foredraft.model.hf.support import context_of, layout_of
 from foredraft.model.kv.cache import SlotCache
@@ -239,3 +239,8 @@ class NativeLM(TargetModel):
     def release(self) -> None:
         self._holders -= 1
         self._closed = self._holders <= 0
+
+
+def engine_of(owner: object) -> Engine | None:
+    """The engine of a model or of the parts of one that heads read; None if it is not a native one."""
+    return owner.engine if isinstance(owner, (NativeParts, NativeLM)) else None

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from foredraft.core.divergence import jensen_shannon, kl, reverse_kl
 from foredraft.core.errors import OptionError
 from foredraft.core.sampling.params import check_known
-from foredraft.heads.nets.target_parts import FINAL
+from foredraft.core.target_parts import FINAL
 from foredraft.model.base import TargetModel
 from foredraft.model.hf.head_parts import parts_of
 from foredraft.model.hf.taps import body

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from foredraft.heads.nets.pruning_masks import Kept, Masks, Sizes, top_parts, uniform_masks
 from foredraft.model.hf.head_parts import parts_of
+from foredraft.model.hf.pruned_parts import Kept, Masks, Sizes, top_parts, uniform_masks
 from foredraft.model.hf.pruning import Masking, sizes_of
 from foredraft.model.hf.taps import body
 from foredraft.train.losses import weighted_mean

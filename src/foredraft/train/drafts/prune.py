@@ -9,7 +9,7 @@ from foredraft.core.errors import DataError, OptionError
 from foredraft.core.io import fingerprint, read_json, write_json
 from foredraft.core.options import parts, read_options, read_pairs
 from foredraft.core.sampling.params import check_known
-from foredraft.heads.nets.pruning_masks import Kept, Sizes
+from foredraft.model.hf.pruned_parts import Kept, Sizes
 from foredraft.model.hf.pruning import cut
 from foredraft.train.drafts import distil
 from foredraft.train.drafts.distil import DraftRun, Teacher

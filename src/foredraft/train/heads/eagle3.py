@@ -8,8 +8,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from foredraft.core.errors import OptionError
+from foredraft.core.target_parts import FINAL
 from foredraft.heads.nets.eagle import Eagle3
-from foredraft.heads.nets.target_parts import FINAL
 from foredraft.heads.nets.ttt_attention import Unrolled, sample_rows, take
 from foredraft.train.losses import chain_metrics, hit_rate, loss_of, weighted_mean
 from foredraft.train.recipe import Recipe, TrainBatch, recompute

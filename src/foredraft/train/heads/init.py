@@ -7,13 +7,14 @@ import torch
 from torch import Tensor, nn
 
 from foredraft.core.errors import DrafterError
+from foredraft.heads.formats.block import block_like, rotary_of
 from foredraft.heads.formats.layers import default_taps
 from foredraft.heads.nets.blocks import Attention
 from foredraft.heads.nets.eagle import Eagle, Eagle3, Eagle3Config, EagleConfig
 from foredraft.heads.nets.hydra import Hydra, HydraConfig
 from foredraft.heads.nets.medusa import Blockwise, BlockwiseConfig, Medusa, MedusaConfig
 from foredraft.model.base import TargetModel
-from foredraft.model.hf.head_parts import block_like, output_weight, rotary_of
+from foredraft.model.hf.head_parts import output_weight
 from foredraft.model.hf.taps import body, decoder_layers
 from foredraft.model.memory import is_plain
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from foredraft.core.errors import OptionError
 from foredraft.core.sampling.params import check_known
+from foredraft.core.target_parts import FINAL
 from foredraft.heads.nets.medusa import Medusa
-from foredraft.heads.nets.target_parts import FINAL
 from foredraft.model.base import TargetModel
 from foredraft.model.hf.taps import body
 from foredraft.train.heads import medusa_hydra as heads

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from foredraft.core.errors import OptionError
+from foredraft.core.target_parts import FINAL
 from foredraft.heads.nets.hydra import Hydra
 from foredraft.heads.nets.medusa import Blockwise, Medusa
-from foredraft.heads.nets.target_parts import FINAL
 from foredraft.heads.nets.ttt_attention import sample_rows, take
 from foredraft.train.losses import chain_metrics, hit_rate, loss_of, weighted_mean
 from foredraft.train.recipe import Recipe, TrainBatch, recompute

@@ -10,8 +10,8 @@ import torch
 from foredraft.core.errors import OptionError
 from foredraft.core.io import provenance, relative_name, short
 from foredraft.core.sampling.params import check_known
+from foredraft.core.target_parts import FINAL
 from foredraft.heads.formats import load_head
-from foredraft.heads.nets.target_parts import FINAL
 from foredraft.model.base import TargetModel
 from foredraft.model.loading.bundled import resolve
 from foredraft.train.checkpoint import Report, check_resume

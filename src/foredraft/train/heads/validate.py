@@ -7,11 +7,11 @@ import torch
 from foredraft.core.drafter import Drafter
 from foredraft.core.rng import derive_seeds
 from foredraft.core.sampling.params import SamplingParams
+from foredraft.core.target_parts import FINAL
 from foredraft.engine.engine import Engine
 from foredraft.engine.policy import Constant
 from foredraft.heads.nets.hydra import Hydra
 from foredraft.heads.nets.medusa import Medusa
-from foredraft.heads.nets.target_parts import FINAL
 from foredraft.model.base import TargetModel
 from foredraft.train.data.batches import TrainBatches
 from foredraft.train.devices import autocast

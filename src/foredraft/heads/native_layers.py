@@ -10,18 +10,18 @@ from torch import Tensor, nn
 
 from foredraft.core.draft import Draft
 from foredraft.core.drafter import View
+from foredraft.heads.layers import Layers
 from foredraft.heads.nets.blocks import Block, BlockConfig, Rotary
 from foredraft.heads.nets.eagle import Eagle, Eagle3, EagleNet, MidLayer
 from foredraft.heads.nets.hydra import Prefix
-from foredraft.model.head_layers import Layers
 from foredraft.model.kv.cache import SlotCache
 from foredraft.model.kv.masks import StepIn
 from foredraft.model.native import library as c
 from foredraft.model.native.drafting import TreeDrafter, TreeSize, Unread
 from foredraft.model.native.families import ACTIVATIONS, Frequencies
 from foredraft.model.native.linear import NativeEmbedding, NativeLinear
-from foredraft.model.native.model import NativeLM, NativeParts
-from foredraft.model.native.runner import Engine, Runner, RunnerShape
+from foredraft.model.native.model import NativeParts
+from foredraft.model.native.runner import Runner, RunnerShape
 from foredraft.model.native.weights import PackedMatrix
 
 STATES, FUSED, BESIDE = 1, 2, 3
@@ -101,11 +101,6 @@ class HeadLayers(Layers):
         """
         assert self._trees is not None
         return self._trees.draft(view, cache, Unread(width, 1, features), size)
-
-
-def engine_of(owner: object) -> Engine | None:
-    """The engine of a model or of the parts of one that heads read; None if it is not a native one."""
-    return owner.engine if isinstance(owner, (NativeParts, NativeLM)) else None
 
 
 def head_layers(net: EagleNet | Prefix, parts: object) -> HeadLayers | None:
