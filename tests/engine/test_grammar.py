@@ -131,6 +131,12 @@ def test_length_ends_an_output_before_its_grammar_does():
     assert (len(result.tokens), result.finish_reason) == (3, "length")
 
 
+def test_ids_beyond_the_vocabulary_end_no_output():
+    wanted = lists("none", 0)
+    found = generator("none").generate(PROMPTS, grammar=LISTS, max_new_tokens=60, eos_token_id=[EOS, VOCAB, 2**40])
+    assert said(found) == said(wanted)
+
+
 def test_a_stop_string_ends_an_output_before_its_grammar_does():
     result = generator("liar").generate([3], grammar=LISTS, max_new_tokens=60, stop_strings=",")
     assert result.finish_reason == "stop"

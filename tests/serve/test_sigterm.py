@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -23,9 +23,11 @@ BODY: dict[str, Any] = {"max_tokens": TOKENS, "temperature": 0.0, "ignore_eos": 
 
 
 @contextmanager
-def served(*options: str, log: list[str] | None = None) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def served(
+    *options: str, log: list[str] | None = None, script: Sequence[str] = ("-m", "foredraft")
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A running server and its address; what it writes to stderr goes to ``log``."""
-    command = [sys.executable, "-m", "foredraft", "serve", "--port", "0", "-d", "prompt_lookup", *options]
+    command = [sys.executable, *script, "serve", "--port", "0", "-d", "prompt_lookup", *options]
     with subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None
@@ -75,6 +77,60 @@ def test_sigterm_loses_no_accepted_request():
         assert process.wait(30) == 0
     assert all(len(tokens) == TOKENS for tokens in answers)
     assert answers[:COUNT] == answers[COUNT:]
+
+
+COMPILING = """
+import sys, time
+from foredraft.cli import main
+from foredraft.model.text.grammar import GrammarCompiler
+from foredraft.serve.limited_calls import LimitedCalls, Limits
+
+run = LimitedCalls.run
+
+
+async def told(self, function, *args, limits=Limits()):
+    if limits.seconds == 600:
+        print("compiling", file=sys.stderr, flush=True)
+    return await run(self, function, *args, limits=limits)
+
+
+def endless(self, grammar):
+    print("compiling", file=sys.stderr, flush=True)
+    time.sleep(600)
+
+
+place = sys.argv.pop(1)
+if place == "process":
+    LimitedCalls.run = told
+else:
+    GrammarCompiler.__call__ = endless  # in the server alone: the fork server imports its own
+sys.exit(main())
+"""
+"""Runs the command line; prints a line when a grammar is compiled for up to ten minutes in this place."""
+OPTIONAL = {"type": "object", "properties": {f"property_{i}": {"type": "string"} for i in range(3000)}}
+"""Compiles for some 40 seconds."""
+LARGE = "|".join(f"[ab]{{{size}}}" for size in range(1, 300))
+"""Compiles in 0.1 s, to more than is handed over."""
+
+
+@pytest.mark.parametrize(("place", "grammar"), [("process", {"json": OPTIONAL}), ("server", {"regex": LARGE})])
+def test_sigterm_waits_for_no_compilation(place: str, grammar: dict[str, Any]):
+    """Neither for the grammar, of which the client is told, nor for the end of the time to drain."""
+    log: list[str] = []
+    script = ("-c", COMPILING, place)
+    with served("--grammar-seconds", "600", log=log, script=script) as (process, url), ThreadPoolExecutor(1) as pool:
+        body = {**BODY, "prompt": "a", "structured_outputs": grammar}
+        asked = pool.submit(httpx.post, f"{url}/v1/completions", json=body, timeout=120)
+        deadline = time.monotonic() + 60
+        while "compiling\n" not in log:
+            assert time.monotonic() < deadline and not asked.done()
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+        answer = asked.result()
+    assert answer.status_code == 503 and answer.json()["error"]["message"] == "The server is about to stop."
+    records = [json.loads(line) for line in log if line != "compiling\n"]  # a traceback would be no JSON
+    assert not any("exception" in record or record["level"] == "error" for record in records)
 
 
 @pytest.mark.slow  # test_service.py has the same in one process

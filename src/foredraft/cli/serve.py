@@ -1,6 +1,7 @@
 """``foredraft serve``."""
 
 import gc
+import logging
 import os
 import signal
 from dataclasses import replace
@@ -61,4 +62,9 @@ def command(
     gc.collect()
     gc.freeze()  # a full collection of what has been loaded takes 0.25 s, in which no request goes on
     gc.set_threshold(10_000)  # else collections while a body of a million values is read take longer than the reading
-    Server(generator, server.served_model_name or (choice.name,), server).run()
+    running = Server(generator, server.served_model_name or (choice.name,), server)
+    running.run()
+    gc.unfreeze()  # else triton's native code lists on stderr all of its objects that are never collected
+    if running.app.state.api.conversions.uninterruptible:  # the end of Python would wait for it
+        logging.shutdown()
+        os._exit(0)

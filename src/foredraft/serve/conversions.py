@@ -14,7 +14,7 @@ import pickle
 import sys
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence as Seq
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -112,6 +112,7 @@ class Conversions:
         self._pacing: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="foredraft-convert")
         self._flights: dict[Grammar, _Flight] = {}
+        self._here_now: set[Future[CompiledGrammar | None]] = set()
         self._refused: OrderedDict[bytes, str] = OrderedDict()
 
     async def convert(self, method: Callable[[Converter, Any], T], body: BaseModel, raw: bytes) -> T:
@@ -162,6 +163,11 @@ class Conversions:
     def compiling(self) -> int:
         """Grammars that are being compiled, or wait for that."""
         return len(self._flights)
+
+    @property
+    def uninterruptible(self) -> bool:
+        """Whether a thread compiles a grammar, for which Python would wait at its end, also after ``close``."""
+        return any(each.running() for each in self._here_now)
 
     async def _compile(self, grammar: Grammar) -> CompiledGrammar:
         digest = hashlib.sha256(f"{grammar.kind} {grammar.text}".encode()).digest()
@@ -220,7 +226,10 @@ class Conversions:
 
     async def _here(self, thread: ThreadPoolExecutor, grammar: Grammar) -> CompiledGrammar:
         """Compile a grammar in the server. Cancelling waits for the end, so that the turn is held as long."""
-        compiling = asyncio.get_running_loop().run_in_executor(thread, self._compiler, grammar)
+        running = thread.submit(self._compiler, grammar)
+        self._here_now.add(running)
+        running.add_done_callback(self._here_now.discard)
+        compiling = asyncio.wrap_future(running)
         try:
             compiled = await asyncio.shield(compiling)
         finally:

@@ -126,6 +126,19 @@ def test_all_ids_that_end_a_text(folder: Path):
     assert eos_token_ids(model, text) == (3, 4)
 
 
+def test_ids_beyond_the_vocabulary_end_no_text(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """As in transformers, whose texts are the same; a warning names them."""
+    copytree(folder, tmp_path / "model")
+    (tmp_path / "model/generation_config.json").write_text('{"eos_token_id": [96, 94, 1000000, -1]}')
+    own = foredraft.load(str(tmp_path / "model"))
+    assert own.eos_token_ids == (94,)
+    assert "No text ends with the model's eos_token_id [96, 1000000, -1]: it has 96 token ids." in caplog.messages
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    prompt = own.encode("the cat")
+    wanted = plain.generate(torch.tensor([prompt]), max_new_tokens=20, do_sample=False)[0, len(prompt) :]
+    assert own.generate(prompt, max_new_tokens=20).tokens == wanted.tolist()
+
+
 def test_tokenizers_that_agree_and_do_not(folder: Path):
     own = Tokenizer(tiny.tokenizer())
     assert own.first_difference(Tokenizer(tiny.tokenizer(80))) is None, "padding is no difference"

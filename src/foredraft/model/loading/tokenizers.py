@@ -45,16 +45,22 @@ def as_tokenizer(tokenizer: Any) -> Tokenizer | None:
 def eos_token_ids(model: PreTrainedModel, tokenizer: Tokenizer | None) -> tuple[int, ...]:
     """All end-of-sequence ids: the generation config's, else the model config's, else the tokenizer's.
 
+    Those beyond the vocabulary are left out, with a warning: transformers takes them, but no text can end with them.
+
     Raises:
         ModelError: they are no numbers.
     """
-    for source in (model.generation_config, model.config.get_text_config(), tokenizer and tokenizer.inner):
+    config = model.config.get_text_config()
+    for source in (model.generation_config, config, tokenizer and tokenizer.inner):
         ids = getattr(source, "eos_token_id", None)
         if ids is not None:
             found = tuple(ids) if isinstance(ids, (list, tuple)) else (ids,)
             if not all(isinstance(each, int) for each in found):
                 raise ModelError(f"The model's eos_token_id is {ids!r}, not a token id or a list of them.")
-            return found
+            size = config.vocab_size
+            if beyond := [each for each in found if not 0 <= each < size]:
+                _log.warning("No text ends with the model's eos_token_id %s: it has %d token ids.", beyond, size)
+            return tuple(each for each in found if each not in beyond)
     return ()
 
 

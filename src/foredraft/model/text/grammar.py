@@ -52,8 +52,9 @@ class CompiledGrammar:
         return str(self._inner.serialize_json()) if self.bytes <= _WRITTEN_BYTES else None
 
     def matcher(self, eos: Sequence[int]) -> "Matcher":
-        """Start an output that these end-of-sequence ids end."""
-        inner = _xgrammar().GrammarMatcher(self._inner, override_stop_tokens=[*sorted(eos), self._vocab_size])
+        """Start an output that these end-of-sequence ids end; those beyond the vocabulary never do."""
+        known = sorted(each for each in eos if 0 <= each < self._vocab_size)
+        inner = _xgrammar().GrammarMatcher(self._inner, override_stop_tokens=[*known, self._vocab_size])
         return Matcher(inner, frozenset(eos), self._vocab_size, self._delay_seconds)
 
 
