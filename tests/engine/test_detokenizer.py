@@ -240,6 +240,16 @@ def test_stops_are_where_a_search_of_the_whole_text_finds_them(
     assert (said, kept, stopped) == naive(coder, tokens, stops)
 
 
+def test_a_stop_before_a_replacement_character_of_the_text_itself():
+    # with byte fallback the half of U+0080 turns the whole run into U+FFFD, and the text has one of its own
+    coder = sentencepiece_coder()
+    tokens = coder.encode("\u0800\u0800\U00010000\ufffd\x80")
+    stream = IncrementalDetokenizer(coder.decode, ["\u0800\u0800\U00010000"])
+    pieces = [stream.push(tokens[:5]), stream.push(tokens[5:10]), stream.push(tokens[10:15])]
+    assert [piece.tokens_kept for piece in pieces] == [5, 5, 1]
+    assert pieces[-1].stopped
+
+
 def push_all(stream: IncrementalDetokenizer, *parts: str) -> list[Pushed]:
     return [stream.push(list(part.encode())) for part in parts]
 

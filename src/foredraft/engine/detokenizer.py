@@ -73,6 +73,7 @@ class IncrementalText:
             before = self._decode(window[:-count])
             if not before.endswith(_REPLACEMENT):
                 return max(before, whole, key=len)
+            whole = max(before.rstrip(_REPLACEMENT), whole, key=len)  # the text may contain U+FFFD itself
         # Either the bytes are not text, or the text contains U+FFFD: do not hold them back indefinitely.
         return whole if len(text) - len(whole) <= _WINDOW else text[:-1]
 
