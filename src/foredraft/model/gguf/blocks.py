@@ -131,7 +131,11 @@ def _half(data: UInt8[Tensor, "N bytes"], first: int) -> Float16[Tensor, "N 1"]:
 
 def _nibbles(data: UInt8[Tensor, "N half"]) -> UInt8[Tensor, "N both"]:
     """The low halves of the bytes, then the high ones."""
-    return torch.cat((data & 15, data >> 4), -1)
+    half = data.shape[1]
+    both = torch.empty(len(data), 2 * half, dtype=torch.uint8)
+    torch.bitwise_and(data, 15, out=both[:, :half])
+    torch.bitwise_right_shift(data, 4, out=both[:, half:])
+    return both
 
 
 def _fifth(data: UInt8[Tensor, "N 4"]) -> UInt8[Tensor, "N 32"]:

@@ -1,6 +1,5 @@
 """Chooses the engine of a model with quantised weights, and builds it."""
 
-import functools
 import logging
 from contextlib import suppress
 from pathlib import Path
@@ -182,7 +181,6 @@ def native_reading(kind: str, *, kept: bool) -> str:
 def _source_of_file(file: GgufWeights, bits: int) -> Source:
     """Codes of at most so many bits as they are, of any for embedding and output layer; the rest as floats."""
 
-    @functools.lru_cache(4)  # the packer asks for names before it reads them
     def source(name: str) -> Tensor | Codes | None:
         if name not in names:
             return None

@@ -149,7 +149,7 @@ def pack_decoder(
         raise ModelError(f"The native engine cannot run {model.__class__.__name__}: {reason}.")
     shape, family = shape_of(model), FAMILIES[model.config.get_text_config().model_type]
     library = library or c.library()
-    packer = _Packer(library, source, precision, family)
+    packer = _Packer(library, source, precision, family, set(model.state_dict()))
     outer = (shape.vocabulary, shape.hidden)  # the largest matrices go first, while little else is in memory
     embedding = packer.matrix(["model.embed_tokens.weight"], precision.outer, outer)
     tied = bool(model.config.get_text_config().tie_word_embeddings)
@@ -167,8 +167,11 @@ def pack_decoder(
 class _Packer:
     """Reads weights by name, and remembers which."""
 
-    def __init__(self, library: c.Library, source: Source, precision: Precision, family: Family) -> None:
+    def __init__(
+        self, library: c.Library, source: Source, precision: Precision, family: Family, names: set[str]
+    ) -> None:
         self._source = source
+        self._known = names
         self._precision = precision
         self._family = family
         self._library = library
@@ -226,16 +229,16 @@ class _Packer:
 
     def check_all_read(self, model: PreTrainedModel) -> None:
         """Raise a ``ModelError`` if the model has weights in its layers that nothing has read."""
-        left = sorted(name for name in model.state_dict() if name not in self._read and ".layers." in name)
+        left = sorted(name for name in self._known if name not in self._read and ".layers." in name)
         if left:
             raise ModelError(
                 f"The native engine cannot run {model.__class__.__name__}: it has no use for the weight {left[0]}."
             )
 
     def _names(self, prefix: str, *choices: list[str]) -> list[str]:
-        """The first choice of which all weights exist, else the first."""
+        """The first choice of which the model has all weights, else the first."""
         full = [[f"{prefix}{name}.weight" for name in choice] for choice in choices]
-        return next((names for names in full if all(self._source(name) is not None for name in names)), full[0])
+        return next((names for names in full if self._known.issuperset(names)), full[0])
 
     def _required(self, name: str) -> Tensor | Codes:
         found = self._source(name)
