@@ -72,6 +72,18 @@ def test_logits_are_near_those_of_the_same_weights_in_floats(name: str, tmp_path
     assert float(((found - expected).std(1) / expected.std(1)).median()) < 0.05
 
 
+def test_a_file_of_quantised_weights_runs_on_the_engine_by_default(tmp_path: Path):
+    path = written(tmp_path, kind="Q4_0")
+    with foredraft.load(path, "none") as ours, foredraft.load(path, "none", weights="auto") as asked:
+        assert isinstance(ours.engine.target, NativeLM)
+        ids = torch.arange(9)[None]
+        assert torch.equal(ours.engine.target.stock_logits(ids), asked.engine.target.stock_logits(ids))
+    with foredraft.load(path, "none", dtype="float32") as floats:
+        assert isinstance(floats.engine.target, CausalLM)
+    with foredraft.load(written(tmp_path, "qwen2", kind="F16"), "none") as floats:
+        assert isinstance(floats.engine.target, CausalLM) and floats.engine.target.dtype == torch.float32
+
+
 @pytest.mark.parametrize("drafter", ["prompt_lookup", "draft_model"])
 def test_drafts_give_the_output_of_plain_decoding(drafter: str, tmp_path: Path):
     path = written(tmp_path)

@@ -62,10 +62,10 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_read(monkeypatch: p
     model = tiny.build("llama")
     model.save_pretrained(tmp_path)
     size = sum(weight.nbytes for weight in model.parameters())
-    monkeypatch.setattr("foredraft.model.loading.load.available_bytes", lambda device: size)
+    monkeypatch.setattr("foredraft.model.loading.placement.available_bytes", lambda device: size)
     load(str(tmp_path), "none", device="cpu").close()
     load(str(tmp_path), "none", device="cpu", dtype="bfloat16").close()
-    monkeypatch.setattr("foredraft.model.loading.load.available_bytes", lambda device: size - 1)
+    monkeypatch.setattr("foredraft.model.loading.placement.available_bytes", lambda device: size - 1)
     load(str(tmp_path), "none", device="cpu", dtype="bfloat16").close()
     with pytest.raises(ModelError, match=r"take \S+ kB in float32, and \S+ kB are free on cpu"):
         load(str(tmp_path), "none", device="cpu")

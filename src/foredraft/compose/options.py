@@ -67,7 +67,7 @@ class LoadOptions(SharedOptions):
     dtype: such as bfloat16; by default float32 on a CPU, elsewhere the checkpoint's.
     device: such as cuda:1 or cpu; by default a GPU if there is one.
     weights: of target and draft models on the native CPU engine: int4, int8, or auto, which is int8 where it runs. By
-        default, weights stay as they are. See docs/native.md.
+        default, weights stay as they are, those of a quantised GGUF file on the engine. See docs/native.md.
     kv_cache_dtype: of keys and values on the native CPU engine: float16 (the default) or int8.
     tensor_parallel: processes that share the target's weights; start them with torchrun --nproc-per-node N.
     exact: run every forward with the same number of nodes, so that drafts cannot flip near-ties.

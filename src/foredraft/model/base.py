@@ -164,7 +164,10 @@ class TargetModel(ABC):
         Raises:
             ModelError: the model runs otherwise.
         """
-        raise ModelError(f"{self.name} does not run on transformers, as this needs: load it without weights.")
+        raise ModelError(
+            f"{self.name} does not run on transformers, as this needs: load it without weights, or a GGUF file "
+            "with dtype float32."
+        )
 
     def read(self, tokens: Int[Tensor, "B T"], layers: Sequence[int]) -> dict[int, Float[Tensor, "B T H"]]:
         """Hidden states of whole sequences, without logits and without a cache that is kept.

@@ -85,7 +85,7 @@ class BuildContext(ABC):
         if not isinstance(self.target, CausalLM):
             raise DrafterError(
                 f"{self.name} reads a part of the target's KV cache, which the native engine does not: load it without "
-                "weights."
+                "weights, or a GGUF file with dtype float32."
             )
         return self.target
 

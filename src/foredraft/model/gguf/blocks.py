@@ -75,9 +75,14 @@ def is_kept(kind: Kind) -> bool:
     return kind.name in _UNPACK
 
 
+def is_float(kind: Kind) -> bool:
+    """Whether the type holds floats as they are."""
+    return kind.name in _FLOATS
+
+
 def reading(kind: Kind) -> str:
     """How tensors of a type are read, for people."""
-    if kind.name in _FLOATS:
+    if is_float(kind):
         return "as it is"
     return "dequantised without another rounding" if is_kept(kind) else "dequantised"
 
@@ -105,7 +110,7 @@ def dequantize(kind: Kind, data: UInt8[Tensor, "O bytes"], dtype: torch.dtype) -
     Raises:
         ModelError: the type holds no weights, or only the ``gguf`` package knows it and it is missing.
     """
-    if kind.name in _FLOATS:
+    if is_float(kind):
         return data.contiguous().view(_FLOATS[kind.name]).to(dtype, copy=True)
     floats, rows = _FLOAT.get(kind.name) or _from_package(kind), data.shape[0]
     blocks = data.reshape(-1, kind.bytes)

@@ -9,6 +9,7 @@ import torch
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrainedModel
 
 from foredraft.core.errors import OptionError
+from foredraft.model.gguf.blocks import is_float
 from foredraft.model.gguf.file import MAGIC, GgufFile
 from foredraft.model.gguf.weights import GgufWeights
 
@@ -37,6 +38,11 @@ def own_dtype(file: GgufFile) -> torch.dtype:
     """The smallest dtype for a file's floats: float32 or float16 if no weight is wider, else bfloat16."""
     kinds = {info.kind.name for info in file.tensors.values() if len(info.shape) > 1}
     return {"F32": torch.float32, "F16": torch.float16}.get("".join(kinds), torch.bfloat16)
+
+
+def is_quantised_file(file: GgufFile) -> bool:
+    """Whether a file holds matrices in other types than floats."""
+    return any(len(info.shape) > 1 and not is_float(info.kind) for info in file.tensors.values())
 
 
 def empty_model(config: PreTrainedConfig) -> PreTrainedModel:

@@ -1,6 +1,5 @@
 """Loads models from folders, the hub or the package."""
 
-import copy
 import logging
 import re
 from collections.abc import Collection, Mapping
@@ -22,26 +21,21 @@ from transformers import (
 from foredraft.core.errors import ModelError, first_line, kind_of
 from foredraft.model.gguf.config import config_of
 from foredraft.model.gguf.file import GgufFile
-from foredraft.model.gguf.load import empty_model, is_gguf, load_float, own_dtype, weights_of
+from foredraft.model.gguf.load import empty_model, is_gguf, is_quantised_file, load_float, own_dtype, weights_of
 from foredraft.model.gguf.tokenizer import UnknownTokenizer, tokenizer_of
 from foredraft.model.gguf.weights import GgufWeights
 from foredraft.model.hf.hub import ACCESS, cached_only, fetch_file, is_hub_name, local_path, quiet
 from foredraft.model.hf.support import check_decoder, check_generates, is_quantised
 from foredraft.model.loading.bundled import resolve
 from foredraft.model.loading.model_files import check_folder, check_sizes
-from foredraft.model.loading.placement import as_device, as_dtype
+from foredraft.model.loading.placement import PLACEMENT, as_device, as_dtype, check_fits
 from foredraft.model.loading.quantised import empty_model_of, engine_for, open_folder
 from foredraft.model.loading.tokenizers import as_tokenizer, eos_token_ids, tokenizer_for
-from foredraft.model.memory import available_bytes, format_bytes
 from foredraft.model.native.decoder import Source
 from foredraft.model.native.saved import SavedWeights, saved_weights
 from foredraft.model.text.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
-
-_PLACEMENT = {"device_map", "tp_plan", "tp_size", "device_mesh", "distributed_config"}
-"""Options of ``from_pretrained`` that say where weights go; transformers refuses a device map beside a tensor-parallel
-plan."""
 
 _HUB = (*ACCESS, "revision", "trust_remote_code")
 """Options of ``from_pretrained`` about access to the hub."""
@@ -60,7 +54,8 @@ class Loaded:
     """A model with its tokenizer (None if it has none) and its end-of-sequence ids.
 
     ``file``: the weights of a model that is on the meta device, because the native engine reads them from there.
-    ``weights``: what they were quantised to when they were saved; None if they were not.
+    ``weights``: what a saved model was quantised to, or is to be by the native engine ("auto" for a GGUF file that
+    stays as it is); None for any other.
     """
 
     model: PreTrainedModel
@@ -92,7 +87,8 @@ def load_model(
         dtype: such as "bfloat16" or ``torch.bfloat16``; by default float32 on a CPU, else the weights' dtype.
         device: such as "cpu" or "cuda:0"; by default a GPU if available.
         options: passed to ``from_pretrained`` (quantization_config, revision, device_map, ...).
-        weights: what the model will be quantised to; see ``Loaded.file``.
+        weights: what the model will be quantised to; see ``Loaded.file``. A GGUF file of quantised weights stays as it
+            is by default if ``native``, and no ``dtype`` is asked for.
         tokenizer: in place of the model's own; see ``as_tokenizer``.
         native: the caller can run weights of ``foredraft quantize``; see ``Loaded.weights``.
 
@@ -104,12 +100,17 @@ def load_model(
         return _load_saved(name, saved, tokenizer)
     device = str(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     placed: dict[str, Any] = {"dtype": _dtype(dtype, device)}
-    if device != "cpu" and not _PLACEMENT & (options or {}).keys():
+    if device != "cpu" and not PLACEMENT & (options or {}).keys():
         placed["device_map"] = as_device(device)
     _log.info("Loading %s for %s in %s.", name, device, str(placed["dtype"]).removeprefix("torch."))
     if is_gguf(path := resolve(name)):
+        given = {**placed, **(options or {})}
         with quiet():
-            return _load_gguf(name, path, {**placed, **(options or {})}, device, weights, tokenizer)
+            file = GgufFile(fetch_file(path, {key: given[key] for key in _HUB if key in given}))
+            free = dtype is None and weights is None and given.keys() <= {"dtype", *_HUB}
+            if native and free and is_quantised_file(file):
+                weights = "auto"
+            return _load_gguf(name, file, given, device, weights, tokenizer)
     path, given = _located(name, {**placed, **(options or {})})
     with quiet():
         try:
@@ -121,7 +122,7 @@ def load_model(
             if quantised is not None and (found := open_folder(path, config, quantised)):
                 own = tokenizer_for(tokenizer, name, path, _about_files(given))
                 return Loaded(found.model, own, eos_token_ids(found.model, own), found.source)
-            _check_fits(name, config, given, device)
+            check_fits(name, config, given, device)
             loaded: Any = AutoModelForCausalLM.from_pretrained(path, output_loading_info=True, **given)
             model, info = loaded
             _check_complete(name, model, info["missing_keys"])
@@ -160,9 +161,10 @@ def _about_files(options: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in options.items() if key in _FILES}
 
 
-def _load_gguf(name: str, path: str, given: dict[str, Any], device: str, weights: str | None, tokenizer: Any) -> Loaded:
+def _load_gguf(
+    name: str, file: GgufFile, given: dict[str, Any], device: str, weights: str | None, tokenizer: Any
+) -> Loaded:
     """A model of the dequantised weights in a GGUF file, or one without data if the native engine reads the file."""
-    file = GgufFile(fetch_file(path, {key: given[key] for key in _HUB if key in given}))
     config = config_of(file)
     others = {key: value for key, value in given.items() if key not in _HUB}
     if others["dtype"] == "auto":
@@ -173,8 +175,8 @@ def _load_gguf(name: str, path: str, given: dict[str, Any], device: str, weights
         _log.warning("%s Prompts must be token ids, or pass the original tokenizer.", error)
         own = None
     if weights is not None and device == "cpu" and engine_for(model := empty_model(config), weights).name == "native":
-        return Loaded(model, own, eos_token_ids(model, own), weights_of(file, model))
-    _check_fits(name, config, others, device)
+        return Loaded(model, own, eos_token_ids(model, own), weights_of(file, model), weights)
+    check_fits(name, config, others, device)
     model = load_float(file, config, others)
     return Loaded(model, own, eos_token_ids(model, own))
 
@@ -280,27 +282,6 @@ def unwrapped(model: Any) -> PreTrainedModel:
     raise ModelError(f"A model must be a folder, a hub name or a transformers model, not {kind_of(model)}.")
 
 
-def _check_fits(name: str, config: PreTrainedConfig, given: Mapping[str, Any], device: str) -> None:
-    """Raise a ``ModelError`` if the weights do not fit on the device, before reading them. Quantised weights and
-    weights that are placed otherwise are not checked, since their size on the device is unknown."""
-    free = available_bytes(torch.device(device))
-    quantised = getattr(config, "quantization_config", None) is not None or "quantization_config" in given
-    placed = {key for key in _PLACEMENT & given.keys() if not isinstance(given[key], torch.device)}
-    if free is None or quantised or placed:
-        return
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(
-            copy.deepcopy(config), trust_remote_code=bool(given.get("trust_remote_code", False))
-        )
-    own: Any = config.dtype
-    dtype = given["dtype"] if isinstance(given["dtype"], torch.dtype) else own or torch.float32
-    size = sum(weight.numel() for weight in model.parameters()) * dtype.itemsize
-    if size > free:
-        kind = str(dtype).removeprefix("torch.")
-        raise ModelError(
-            f"The weights of {name!r} take {format_bytes(size)} in {kind}, and {format_bytes(free)} are free on "
-            f"{device}: free some, load them in a smaller dtype or quantised, or use another device."
-        )
 
 
 def _check_complete(name: str, model: PreTrainedModel, missing: Collection[str]) -> None:
