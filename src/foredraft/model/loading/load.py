@@ -99,30 +99,33 @@ def load_model(
     if saved := _saved(name, device, native):
         return _load_saved(name, saved, tokenizer)
     device = str(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    placed: dict[str, Any] = {"dtype": _dtype(dtype, device)}
-    if device != "cpu" and not PLACEMENT & (options or {}).keys():
-        placed["device_map"] = as_device(device)
-    _log.info("Loading %s for %s in %s.", name, device, str(placed["dtype"]).removeprefix("torch."))
+    given: dict[str, Any] = {"dtype": _dtype(dtype, device), **(options or {})}
+    if device != "cpu" and not PLACEMENT & given.keys():
+        given["device_map"] = as_device(device)
     if is_gguf(path := resolve(name)):
-        given = {**placed, **(options or {})}
         with quiet():
             file = GgufFile(fetch_file(path, {key: given[key] for key in _HUB if key in given}))
             free = dtype is None and weights is None and given.keys() <= {"dtype", *_HUB}
             if native and free and is_quantised_file(file):
                 weights = "auto"
             return _load_gguf(name, file, given, device, weights, tokenizer)
-    path, given = _located(name, {**placed, **(options or {})})
+    return _load_named(name, given, device, weights if device == "cpu" and not options else None, tokenizer)
+
+
+def _load_named(name: str, given: dict[str, Any], device: str, weights: str | None, tokenizer: Any) -> Loaded:
+    """A model in a folder or on the hub."""
+    path, given = _located(name, given)
     with quiet():
         try:
             config = _config(path, given)
             check_decoder(config, name)
             if not given.get("gguf_file") and (folder := local_path(path)) is not None:
                 check_sizes(folder / (given.get("subfolder") or ""))
-            quantised = weights if device == "cpu" and not options else None
-            if quantised is not None and (found := open_folder(path, config, quantised)):
+            if weights is not None and (found := open_folder(path, config, weights)):
                 own = tokenizer_for(tokenizer, name, path, _about_files(given))
                 return Loaded(found.model, own, eos_token_ids(found.model, own), found.source)
             check_fits(name, config, given, device)
+            _log.info("Loading %s for %s in %s.", name, device, str(given["dtype"]).removeprefix("torch."))
             loaded: Any = AutoModelForCausalLM.from_pretrained(path, output_loading_info=True, **given)
             model, info = loaded
             _check_complete(name, model, info["missing_keys"])
@@ -177,6 +180,7 @@ def _load_gguf(
     if weights is not None and device == "cpu" and engine_for(model := empty_model(config), weights).name == "native":
         return Loaded(model, own, eos_token_ids(model, own), weights_of(file, model), weights)
     check_fits(name, config, others, device)
+    _log.info("Loading %s for %s in %s.", name, device, str(others["dtype"]).removeprefix("torch."))
     model = load_float(file, config, others)
     return Loaded(model, own, eos_token_ids(model, own))
 
@@ -280,8 +284,6 @@ def unwrapped(model: Any) -> PreTrainedModel:
             )
         return unwrapped(wrapped.get_base_model())
     raise ModelError(f"A model must be a folder, a hub name or a transformers model, not {kind_of(model)}.")
-
-
 
 
 def _check_complete(name: str, model: PreTrainedModel, missing: Collection[str]) -> None:
