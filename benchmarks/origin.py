@@ -8,7 +8,7 @@ import torch
 import transformers
 
 import foredraft
-from foredraft.core.io import processor
+from foredraft.files.provenance import processor
 
 
 def provenance(command: str, **facts: object) -> dict:

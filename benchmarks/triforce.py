@@ -34,7 +34,6 @@ import foredraft
 from foredraft.bench.measure.recording_drafter import RecordingDrafter
 from foredraft.core.draft import Draft, Verdict
 from foredraft.core.drafter import Drafter, Plan, Rewindable, StepOut, View
-from foredraft.core.io import shortened
 from foredraft.core.rng import Noise, Stream
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.sampling.warp import Warp
@@ -44,6 +43,7 @@ from foredraft.drafters.none import NoDrafter
 from foredraft.drafters.partial import Options as PartialOptions, Partial
 from foredraft.drafters.triforce import Options as TriForceOptions, TriForce
 from foredraft.engine.step import StepInputs, Stepper
+from foredraft.files.provenance import shortened
 from foredraft.model.hf.causal_lm import CausalLM
 from foredraft.model.kv.cache import SlotCache
 

@@ -14,9 +14,9 @@ from foredraft.bench.bits import BitsCheck, check_bits
 from foredraft.cli import main
 from foredraft.core.drafter import StepOut
 from foredraft.core.errors import OptionError
-from foredraft.core.openmp import kernel_threads
 from foredraft.engine.generator import Generator
 from foredraft.model.native.model import NativeLM
+from foredraft.model.threads import kernel_threads
 from native import needs_compiler
 
 pytestmark = needs_compiler

@@ -14,8 +14,8 @@ from foredraft.bench.measure.arms import StockArm
 from foredraft.bench.measure.compare import FEWEST
 from foredraft.bench.measure.records import Run as Call, read_runs
 from foredraft.cli.exit_status import UNJUDGED
+from foredraft.compose.calibration import CALIBRATION
 from foredraft.core.errors import DrafterError
-from foredraft.core.io import CALIBRATION
 from foredraft.model.loading.bundled import resolve
 
 ARMS = ("none", "prompt_lookup", "transformers")

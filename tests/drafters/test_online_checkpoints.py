@@ -8,10 +8,10 @@ import torch
 from online_cases import draft, generator, same, serve, target, weights
 
 from foredraft.core.errors import DataError, OptionError
-from foredraft.core.io import fingerprint
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
 from foredraft.drafters.online.method import Online
 from foredraft.engine.generator import Generator
+from foredraft.files.provenance import fingerprint
 from processes import disk_for, killed_after
 
 KILLED = """

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import tiny
-from foredraft.core.openmp import kernel_threads
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.engine import shared_cores
 from foredraft.engine.shared_cores import SharedCores, Usage, read_usage
 from foredraft.model.hf.causal_lm import CausalLM
+from foredraft.model.threads import kernel_threads
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from torch import Tensor
 from trainees import target
 
 import tiny
-from foredraft.core.io import fingerprint
 from foredraft.core.target_parts import FINAL
+from foredraft.files.provenance import fingerprint
 from foredraft.train.data import features
 from foredraft.train.data.batches import LiveFeatures
 from foredraft.train.data.features import StoredFeatures

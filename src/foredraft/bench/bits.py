@@ -18,7 +18,6 @@ from foredraft.bench.measure.recording_drafter import RecordingDrafter
 from foredraft.core.draft import Draft, Law, Verdict
 from foredraft.core.drafter import Drafter, Needs, Plan, StepOut, View
 from foredraft.core.errors import OptionError
-from foredraft.core.openmp import threads_of
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.tree import PAD, TokenTree
 from foredraft.drafters.none import NoDrafter
@@ -26,6 +25,7 @@ from foredraft.engine.engine import Engine
 from foredraft.engine.generator import Generator
 from foredraft.engine.policy import Constant
 from foredraft.model.base import TargetModel
+from foredraft.model.threads import threads_of
 
 BATCHES, THREADS = (1, 2, 4, 8, 16, 32), (1, 2)
 _NODES, _NEAR = 15, 6

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from foredraft.core.errors import DataError
-from foredraft.core.io import json_lines
+from foredraft.files.read import json_lines
 
 STANDARD = (
     'def fibonacci(n):\n    """Return the n-th Fibonacci number."""',

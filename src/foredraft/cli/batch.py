@@ -58,7 +58,7 @@ def command(
         raise OptionError("--actors must be 1 or more.")
     if not ray and (actors or address is not None):
         raise OptionError("--actors and --address need --ray.")
-    from foredraft.core.io import check_writable
+    from foredraft.files.write import check_writable
 
     check_writable(out)
     with ExitStack() as stack:

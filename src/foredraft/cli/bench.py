@@ -157,7 +157,7 @@ def _check(what: Prompts, shown: Output) -> None:
         raise OptionError("--batch-size must be 1 or more.")
     if shown.spec_bench is not None and not shown.texts:
         raise OptionError("--spec-bench needs the outputs: remove --no-texts.")
-    from foredraft.core.io import check_writable, check_writable_folder
+    from foredraft.files.write import check_writable, check_writable_folder
 
     check_writable(shown.out, parents=True)
     if shown.spec_bench is not None:

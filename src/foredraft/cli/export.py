@@ -34,7 +34,8 @@ def command(
     """Convert a draft head for vLLM, SGLang or its original code."""
     import torch
 
-    from foredraft.core.io import check_writable_folder, shortened
+    from foredraft.files.provenance import shortened
+    from foredraft.files.write import check_writable_folder
     from foredraft.heads.formats import FORMATS, load_head, save_head
 
     kind = getattr(torch, dtype, None)

@@ -103,7 +103,7 @@ def command(
     if sampling.logprobs is not None and not shown.json:
         raise OptionError("--logprobs needs --json.")
     if shown.record is not None:
-        from foredraft.core.io import check_writable
+        from foredraft.files.write import check_writable
 
         check_writable(shown.record)
     sampling = replace(sampling, grammar=structure.grammar(), record_steps=shown.record is not None)
@@ -124,7 +124,7 @@ def command(
             console = output()
             console.print(legend(console))
     if shown.record is not None:
-        from foredraft.core.io import write_text
+        from foredraft.files.write import write_text
 
         lines = [record(generator, each, own, choice, text) for each, own in zip(sequences, pieces, strict=False)]
         write_text(shown.record, "".join(json.dumps(line) + "\n" for line in lines))

@@ -75,7 +75,7 @@ def command(
 
 def _check(suffix: str | None, html: Path | None, figures: Path | None, both: bool) -> None:
     from foredraft.bench.report.plots import SUFFIXES
-    from foredraft.core.io import check_writable, check_writable_folder
+    from foredraft.files.write import check_writable, check_writable_folder
 
     known = [each.removeprefix(".") for each in SUFFIXES]
     if suffix is not None and suffix not in known:

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 from foredraft.cli.choices import ModelChoice
 from foredraft.cli.exit_status import CtrlC
 from foredraft.core.errors import ForedraftError
-from foredraft.core.io import shortened
 from foredraft.core.stats import DecodeStats
 from foredraft.engine.generator import Generator, Stream
 from foredraft.engine.request import Piece, Sequence, TokenLogprobs
+from foredraft.files.provenance import shortened
 
 
 class Outcome(NamedTuple):

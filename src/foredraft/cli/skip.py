@@ -60,11 +60,11 @@ def command(*, target: TargetChoice, samples: Samples, budget: SearchBudget, sho
     if samples.longest < 1:
         raise OptionError("--longest must be 1 or more.")
     check_processes()
-    from foredraft.core.io import check_writable
+    from foredraft.files.write import check_writable
 
     check_writable(shown.out)
     from foredraft.bench.tune.skip_trials import SkipEvaluator, TrialLog
-    from foredraft.core.io import short
+    from foredraft.files.provenance import short
 
     with busy(f"Loading {target.model}"):
         plain = target.plain()
@@ -126,8 +126,8 @@ def _to_json(best: SkipTrial) -> dict[str, Any]:
 
 
 def _write(path: str, model: str, layers: int, best: SkipTrial, about: dict[str, Any]) -> None:
-    from foredraft.core.io import provenance, short
     from foredraft.drafters.common.skip_config import SkipConfig, write_skip_config
+    from foredraft.files.provenance import provenance, short
 
     facts = {**about, **_to_json(best), "provenance": provenance()}
     write_skip_config(path, SkipConfig(short(model), layers, facts=facts, **layers_by_kind(best.without)))

@@ -124,7 +124,7 @@ def _check(what: What, shown: Output) -> None:
         raise OptionError("--verify and --batch-size must be 1 or more.")
     if not shown.out.endswith(".json"):
         raise OptionError(f"--out {shown.out}: the name must end in .json, which --drafter needs to recognize it.")
-    from foredraft.core.io import check_writable
+    from foredraft.files.write import check_writable
 
     check_writable(shown.out)
     if what.target_batch is not None:
@@ -134,7 +134,8 @@ def _check(what: What, shown: Output) -> None:
 def _write_page(shown: Output, found: "Tuning", choice: Choice, device: str, batches: tuple[int, ...]) -> None:
     from foredraft.bench.report.tables import provenance as sentence
     from foredraft.bench.tune.deployment import Deployment, page
-    from foredraft.core.io import provenance, write_text
+    from foredraft.files.provenance import provenance
+    from foredraft.files.write import write_text
 
     wanted = Deployment(choice.model, device, batches, shown.out, choice.arguments)
     write_text(shown.page, page(found, wanted, sentence(provenance())))
@@ -162,7 +163,7 @@ def _chain(found: "Tuning") -> str | None:
 
 
 def _write(path: str, model: str, found: "Tuning", what: What) -> None:
-    from foredraft.core.io import provenance, short, shortened
+    from foredraft.files.provenance import provenance, short, shortened
     from foredraft.heads.formats.tuned import Tuned, write_tuned
 
     facts: dict[str, Any] = {"provenance": provenance(), "temperature": what.temperature}

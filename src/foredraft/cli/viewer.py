@@ -22,7 +22,7 @@ def command(
 
     Writes one self-contained HTML page and prints its path.
     """
-    from foredraft.core.io import write_text
+    from foredraft.files.write import write_text
     from foredraft.serve.page import page
 
     path = html or run.with_suffix(".html")

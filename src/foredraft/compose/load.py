@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from foredraft.compose.arguments import (
@@ -14,13 +13,12 @@ from foredraft.compose.arguments import (
     names_draft,
     taking,
 )
+from foredraft.compose.calibration import CALIBRATION, stored_acceptance_length, stored_calibration
 from foredraft.compose.drafters import DrafterBuilder
 from foredraft.compose.options import LoadOptions as LoadOptions
 from foredraft.compose.spec import Spec
 from foredraft.core.drafter import Drafter
 from foredraft.core.errors import DrafterError, ModelError, OptionError
-from foredraft.core.io import CALIBRATION, stored_acceptance_length, stored_calibration
-from foredraft.core.openmp import release_threads
 from foredraft.core.sampling.params import check_known
 from foredraft.core.verify import RULES, check_legal
 from foredraft.engine.engine import Engine
@@ -37,6 +35,7 @@ from foredraft.model.loading.quantised import with_weights
 from foredraft.model.memory import available_bytes, format_bytes, trim_heap
 from foredraft.model.native.model import NativeLM
 from foredraft.model.recording.replay import Replay, replay_on
+from foredraft.model.threads import release_threads
 
 _log = logging.getLogger(__name__)
 
@@ -300,14 +299,3 @@ def _restore(policy: Policy, learned: Mapping[str, Any], file: str, advice: str)
         policy.restore(learned)
     except (AttributeError, KeyError, TypeError, ValueError):
         raise DrafterError(f"{file} holds no valid state of a policy; {advice}.") from None
-
-
-def calibrated_folder(target: Any, drafter: str) -> str | None:
-    """The folder of a spec's head or draft model, where its calibration is kept; None if it has no folder.
-
-    Raises:
-        OptionError: the spec is not valid.
-    """
-    spec = as_spec(target, drafter)
-    folder = resolve(spec.path) if isinstance(spec, Spec) and spec.path is not None else None
-    return folder if folder is not None and Path(folder).is_dir() else None

@@ -5,7 +5,7 @@ from os import PathLike, fspath
 from pathlib import Path
 
 from foredraft.core.errors import ModelError, OptionError, first_line
-from foredraft.core.io import check_writable_folder
+from foredraft.files.write import check_writable_folder
 from foredraft.model.loading.load import load_model
 from foredraft.model.loading.quantised import source_for
 from foredraft.model.native.saved import save_weights

@@ -5,9 +5,9 @@ import threading
 from collections.abc import Sequence as Seq
 from contextlib import suppress
 
-from foredraft.core.openmp import release_threads
 from foredraft.engine.engine import Engine
 from foredraft.engine.request import Sequence
+from foredraft.model.threads import release_threads
 
 
 class Driver:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from foredraft.core.openmp import threads_of
+from foredraft.model.threads import threads_of
 
 _LOOK, _CALM = 0.25, 1.0
 """Seconds between two looks at the cores, and for which one must be free before it gets a thread again."""

@@ -7,13 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from foredraft.core.errors import DrafterError, LawError, NumericsError, PromptError
-from foredraft.core.openmp import release_threads
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.engine import scoring
 from foredraft.engine.generator import Generator
 from foredraft.engine.request import Piece, Sequence, TokenLogprobs
 from foredraft.engine.results import Result
 from foredraft.engine.stream import AsyncStream
+from foredraft.model.threads import release_threads
 from foredraft.serve.convert import Converter
 from foredraft.serve.errors import RETRY_SECONDS, ApiError, late, stopped, stopping
 from foredraft.serve.job import Job

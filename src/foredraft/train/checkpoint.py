@@ -13,7 +13,8 @@ from filelock import FileLock, Timeout
 from torch import nn
 
 from foredraft.core.errors import DataError, OptionError
-from foredraft.core.io import atomic_save, atomic_write_text, read_json, write_json
+from foredraft.files.read import read_json
+from foredraft.files.write import atomic_save, atomic_write_text, write_json
 
 Report = Callable[[dict[str, Any]], None]
 """Called with each line of a log."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from foredraft.core.errors import DataError
-from foredraft.core.io import atomic_save
+from foredraft.files.write import atomic_save
 from foredraft.train.interruptions import Interruptions
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foredraft.core.errors import DataError, OptionError
-from foredraft.core.io import fingerprint
+from foredraft.files.provenance import fingerprint
 from foredraft.model.base import TargetModel
 from foredraft.model.hf.causal_lm import CausalLM
 from foredraft.model.loading.load import Loaded, load_model

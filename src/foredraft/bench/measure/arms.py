@@ -7,14 +7,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
-from foredraft.compose.load import BUNDLED_DRAFTS, build_generators, calibrated_folder
+from foredraft.compose.calibration import CALIBRATION, calibrated_folder, store_calibration
+from foredraft.compose.load import BUNDLED_DRAFTS, build_generators
 from foredraft.compose.options import LoadOptions
 from foredraft.core.drafter import Background
 from foredraft.core.errors import OptionError
-from foredraft.core.io import CALIBRATION, check_writable, shortened, store_calibration
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.stats import DecodeStats
 from foredraft.engine.generator import Generator
+from foredraft.files.provenance import shortened
+from foredraft.files.write import check_writable
 from foredraft.model.hf.baseline import HFBaseline
 from foredraft.model.loading.load import load_model
 from foredraft.model.loading.quantised import rounded_model

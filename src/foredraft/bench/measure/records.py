@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from foredraft.core.errors import DataError
-from foredraft.core.io import atomic_write, json_lines
+from foredraft.files.read import json_lines
+from foredraft.files.write import atomic_write
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,9 @@ from foredraft.bench.measure.arms import BenchArm, Call, LoopArm
 from foredraft.bench.measure.records import Output, Run, RunFile, digest, read_runs, repair_end
 from foredraft.bench.prompts import BenchPrompt
 from foredraft.core.errors import DataError, ForedraftError, OptionError
-from foredraft.core.io import provenance
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.engine.generator import Generator, Prompt
+from foredraft.files.provenance import provenance
 
 Report = Callable[[int, int, str], None]
 """Progress callback: groups done, total groups, next task."""

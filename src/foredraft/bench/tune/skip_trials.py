@@ -12,8 +12,9 @@ from torch import Tensor
 
 from foredraft.bench.tune.skip_search import KINDS, SkipTrial, Sublayer, layers_by_kind
 from foredraft.core.errors import DataError, OptionError
-from foredraft.core.io import atomic_write_text, json_lines
 from foredraft.core.theory import acceptance
+from foredraft.files.read import json_lines
+from foredraft.files.write import atomic_write_text
 from foredraft.model.base import TargetModel
 from foredraft.model.kv.masks import address_segments
 from foredraft.model.partial.skipping import LayeredLM, LayerSkipLM, layers_of

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from foredraft.core.errors import DrafterError
-from foredraft.core.io import read_json, write_json
+from foredraft.files.read import read_json
+from foredraft.files.write import write_json
 
 
 @dataclass(frozen=True, slots=True)

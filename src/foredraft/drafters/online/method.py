@@ -21,12 +21,13 @@ from torch import Tensor, nn
 from foredraft.core.draft import Draft, Law, Verdict
 from foredraft.core.drafter import Background, Drafter, Plan, StepOut, Trainable, View
 from foredraft.core.errors import DataError, DrafterError, OptionError
-from foredraft.core.io import atomic_save, fingerprint
 from foredraft.drafters.common.build_context import BuildContext
 from foredraft.drafters.common.composite import CompositeDrafter, Hidden
 from foredraft.drafters.online.samples import LawSample, ReplayBuffer, RowRecord, StepRecord
 from foredraft.drafters.online.train_adapters import adapter_for
 from foredraft.drafters.online.trainer import OnlineTrainer, Options, Report
+from foredraft.files.provenance import fingerprint
+from foredraft.files.write import atomic_save
 
 T = TypeVar("T")
 

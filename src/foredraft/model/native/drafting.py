@@ -10,11 +10,11 @@ from torch import Tensor
 
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import View
-from foredraft.core.openmp import kernel_threads
 from foredraft.core.tree import TokenTree
 from foredraft.model.kv.cache import SlotCache
 from foredraft.model.native import library as c
 from foredraft.model.native.runner import MOST_GUESSES, Runner
+from foredraft.model.threads import kernel_threads
 
 _MOST_READ = 1024
 """Most nodes of a level that the kernels read."""

@@ -12,7 +12,6 @@ from transformers import PreTrainedModel
 
 from foredraft.core.drafter import StepOut
 from foredraft.core.errors import ModelError
-from foredraft.core.openmp import operators_in_one_thread
 from foredraft.core.rng import Choose, Exponentials
 from foredraft.core.target_parts import FINAL, TargetParts
 from foredraft.core.tree import TokenTree
@@ -24,6 +23,7 @@ from foredraft.model.native import library as c
 from foredraft.model.native.decoder import NO_SKIPS, Decoder, Skips
 from foredraft.model.native.runner import Engine, Runner, RunnerShape
 from foredraft.model.native.weights import PackedMatrix
+from foredraft.model.threads import operators_in_one_thread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,12 +9,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from foredraft.core.openmp import kernel_threads
 from foredraft.model.kv.cache import SlotCache
 from foredraft.model.kv.masks import StepIn
 from foredraft.model.native import library as c
 from foredraft.model.native.families import Frequencies
 from foredraft.model.native.weights import PackedMatrix
+from foredraft.model.threads import kernel_threads
 
 _TABLE = 2048
 """Rotary tables grow by so many positions."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from foredraft.core.errors import ModelError, first_line
-from foredraft.core.io import atomic_write
+from foredraft.files.write import atomic_write
 from foredraft.model.native.decoder import Source
 from foredraft.model.native.files import read_tensor
 from foredraft.model.native.library import library

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from foredraft.core.errors import DataError
-from foredraft.core.io import write_json
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.engine.generator import Generator
 from foredraft.engine.request import Sequence
+from foredraft.files.write import write_json
 from foredraft.train.checkpoint import Report
 from foredraft.train.interruptions import Interruptions
 from foredraft.train.pace import Pace

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from foredraft.core.errors import DataError, PromptError
-from foredraft.core.io import json_object
 from foredraft.engine.generator import Generator
+from foredraft.files.read import json_object
 from foredraft.model.text.tokenizer import Tokenizer
 from foredraft.train.checkpoint import Report, lock_folder
 from foredraft.train.data.answers import AnswerOptions, Answers, Part

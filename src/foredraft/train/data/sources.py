@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from foredraft.core.errors import DataError, first_line
-from foredraft.core.io import json_object
+from foredraft.files.read import json_object
 
 _OPENERS = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from foredraft.core.errors import DataError, OptionError
-from foredraft.core.io import fingerprint, read_json, write_json
 from foredraft.core.options import parts, read_options, read_pairs
 from foredraft.core.sampling.params import check_known
+from foredraft.files.provenance import fingerprint
+from foredraft.files.read import read_json
+from foredraft.files.write import write_json
 from foredraft.model.hf.pruned_parts import Kept, Sizes
 from foredraft.model.hf.pruning import cut
 from foredraft.train.drafts import distil

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from foredraft.core.errors import DataError, OptionError
-from foredraft.core.io import atomic_write, fingerprint, provenance, short
 from foredraft.core.sampling.params import check_known
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
+from foredraft.files.provenance import fingerprint, provenance, short
+from foredraft.files.write import atomic_write
 from foredraft.model.base import TargetModel
 from foredraft.model.hf.causal_lm import CausalLM
 from foredraft.model.hf.pruning import sizes_in, sizes_of

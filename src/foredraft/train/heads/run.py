@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from foredraft.core.errors import OptionError
-from foredraft.core.io import provenance, relative_name, short
 from foredraft.core.sampling.params import check_known
 from foredraft.core.target_parts import FINAL
+from foredraft.files.provenance import provenance, relative_name, short
 from foredraft.heads.formats import load_head
 from foredraft.model.base import TargetModel
 from foredraft.model.loading.bundled import resolve

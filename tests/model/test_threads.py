@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import tiny
-from foredraft.core.openmp import kernel_threads, operators_in_one_thread, threads_of
 from foredraft.core.sampling.params import SamplingParams
+from foredraft.model.threads import kernel_threads, operators_in_one_thread, threads_of
 from native import native, needs_compiler
 
 

@@ -1,0 +1,60 @@
+"""What the folder of a head or draft model says about its acceptance, and what ``bench --calibrate`` adds."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from foredraft.compose.arguments import as_spec
+from foredraft.compose.spec import Spec
+from foredraft.core.errors import OptionError
+from foredraft.files.write import atomic_write_text
+from foredraft.model.loading.bundled import resolve
+
+
+def stored_acceptance_length(folder: str) -> float | None:
+    """The greedy acceptance length that training recorded for a head or draft model; None if not recorded."""
+    try:
+        validation = json.loads((Path(folder) / "provenance.json").read_text(encoding="utf-8"))["validation"]
+        return max(float(validation["acceptance_length"]), 1.0)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+CALIBRATION = "calibration.json"
+"""In the folder of a head or draft model: by method, the weights of its acceptance model; see ``Policy.state``."""
+
+
+def stored_calibration(folder: str, method: str) -> dict[str, Any]:
+    """What ``store_calibration`` has stored for a method, as a policy's state; empty if there is nothing."""
+    try:
+        return {"weights": json.loads((Path(folder) / CALIBRATION).read_text(encoding="utf-8"))[method]}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def store_calibration(folder: str, method: str, weights: Mapping[str, Any]) -> Path:
+    """Store the acceptance weights of a method, by temperature, beside those of other methods and temperatures.
+
+    Raises:
+        OptionError: the file cannot be written.
+    """
+    path = Path(folder) / CALIBRATION
+    try:
+        known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        rounded = {heat: [round(weight, 4) for weight in each] for heat, each in weights.items()}
+        atomic_write_text(path, json.dumps({**known, method: {**known.get(method, {}), **rounded}}, indent=2) + "\n")
+    except OSError as error:
+        raise OptionError(f"Cannot write {path}: {error.strerror}; remove --calibrate.") from None
+    return path
+
+
+def calibrated_folder(target: Any, drafter: str) -> str | None:
+    """The folder of a spec's head or draft model, where its calibration is kept; None if it has no folder.
+
+    Raises:
+        OptionError: the spec is not valid.
+    """
+    spec = as_spec(target, drafter)
+    folder = resolve(spec.path) if isinstance(spec, Spec) and spec.path is not None else None
+    return folder if folder is not None and Path(folder).is_dir() else None

@@ -1,0 +1,98 @@
+"""Files are written whole or not at all, and checked before the work whose result they are to hold."""
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+
+from foredraft.core.errors import OptionError, UsageError
+
+
+def atomic_write(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Write to a temporary file in the same folder, then rename it to ``path``.
+
+    Raises:
+        OSError, RuntimeError: it cannot be written. After an error or interrupt the previous file is unchanged and the
+            temporary file is removed.
+    """
+    if path.exists() and not path.is_file():  # write to a pipe or device; do not replace it
+        with path.open("wb") as file:
+            write(file)
+        return
+    path = path.resolve()  # replace a link's target, not the link
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        with partial.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def atomic_write_text(path: Path, text: str) -> None:
+    """Write a string atomically, in UTF-8."""
+    atomic_write(path, lambda file: file.write(text.encode("utf-8")))
+
+
+def atomic_save(path: Path, saved: Any) -> None:
+    """``torch.save`` atomically."""
+    atomic_write(path, lambda file: torch.save(saved, file))
+
+
+def check_writable(path: str | Path, *, parents: bool = False) -> None:
+    """Refuse a file that cannot be written, before the work whose result it is to hold. Leaves no trace.
+
+    Args:
+        parents: missing folders will be made.
+
+    Raises:
+        OptionError: it cannot be written.
+    """
+    path = Path(path)
+    try:
+        if path.is_dir():
+            raise OptionError(f"Cannot write {path}: it is a folder.")
+        if path.exists():
+            path.open("ab").close()
+        if not path.exists() or path.is_file():  # else it is a device, or a pipe
+            _try_folder(path.parent, parents)
+    except FileNotFoundError:
+        raise OptionError(f"Cannot write {path}: there is no such folder.") from None
+    except OSError as error:
+        raise OptionError(f"Cannot write {path}: {error.strerror}.") from None
+
+
+def check_writable_folder(folder: str | Path) -> None:
+    """The same for a folder, which will be made if it is missing."""
+    try:
+        _try_folder(Path(folder), parents=True)
+    except OSError as error:
+        raise OptionError(f"Cannot write to the folder {folder}: {error.strerror}.") from None
+
+
+def _try_folder(folder: Path, parents: bool) -> None:
+    """Write a file without a name in a folder, or in the parent that it will be made in."""
+    while parents and not folder.exists():
+        folder = folder.parent
+    with tempfile.TemporaryFile(dir=folder):
+        pass
+
+
+def write_text(path: str | Path, text: str, error: type[UsageError] = OptionError) -> None:
+    """Write a string atomically; raise ``error`` if the file cannot be written."""
+    try:
+        atomic_write_text(Path(path), text)
+    except OSError as found:
+        raise error(f"Cannot write {path}: {found.strerror}.") from None
+
+
+def write_json(path: str | Path, record: Mapping[str, Any], error: type[UsageError] = OptionError) -> None:
+    """Write a JSON object atomically; raise ``error`` if the file cannot be written."""
+    write_text(path, json.dumps(record, indent=2) + "\n", error)
