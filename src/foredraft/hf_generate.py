@@ -231,7 +231,7 @@ def _as_strings(strings: Seq[str] | str) -> tuple[str, ...]:
 
 @contextmanager
 def _ended(streamer: Any) -> Iterator[None]:
-    """End a streamer even after an error: a reader in another thread would wait for ever."""
+    """End a streamer even after an error: a reader in another thread would wait forever."""
     try:
         yield
     finally:

@@ -99,7 +99,7 @@ def chosen(places: list[Place], kind: str, stride: int) -> list[int]:
 
 
 def interrupted(call: Callable[[], object], stop: int) -> None:
-    """Run it until the so manieth line begins; the interrupt that comes out is the one that was sent."""
+    """Run it until line number ``stop`` begins; the interrupt that comes out is the one that was sent."""
     with pytest.raises(KeyboardInterrupt, match="^sent at "), traced(stop):
         call()
 

@@ -13,8 +13,8 @@ from foredraft.engine.step import Drafted, Launched, Stepper
 from foredraft.model.prefill import CATCH_UP
 
 _CUT = 8
-"""Drafts are made ahead unless more than one of so many rows may be near its end, where its draft would be shorter than
-necessary."""
+"""Drafts are made ahead unless more than one row in this many may be near its end, where its draft would be shorter
+than necessary."""
 
 
 class Ahead:

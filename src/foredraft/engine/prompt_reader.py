@@ -21,9 +21,9 @@ from foredraft.model.kv.cache import SlotCache
 from foredraft.model.prefill import CHUNK, group_by_length, prefill
 
 _ALONE = 2
-"""Chunks are so many times as large while no row runs."""
+"""Factor on the size of chunks while no row runs."""
 _OLDEST_SHARE = 4
-"""One part in so many of a step's tokens goes to the prompt that was admitted first."""
+"""The prompt that was admitted first gets a step's tokens divided by this."""
 
 
 @dataclass(slots=True, eq=False)
@@ -237,7 +237,7 @@ class PromptReader:
         )
 
     def _forward(self, shares: Mapping[_Reading, int]) -> Exception | None:
-        """Read so many tokens of each prompt, those of like length together."""
+        """Read these numbers of tokens of the prompts, those of like length together."""
         error = None
         alike: dict[int, dict[_Reading, int]] = {}  # by length: all rows of a forward attend to as many slots
         for reading, count in shares.items():
@@ -247,7 +247,7 @@ class PromptReader:
         return error
 
     def _forwards(self, shares: Mapping[_Reading, int]) -> Iterator[dict[_Reading, int]]:
-        """The forwards that read so many tokens of each prompt."""
+        """The forwards that read these numbers of tokens of the prompts."""
         readings, counts = list(shares), list(shares.values())
         for group in group_by_length(counts):
             width = max(counts[i] for i in group)

@@ -125,7 +125,7 @@ def zero_unhealthy(cache: SlotCache, rows: Seq[int], done: StepDone) -> None:
 
 
 def count(sequences: Seq[Sequence], done: StepDone, kept: Seq[int], seconds: float, faults: RowFaults) -> None:
-    """Add a step that took so many seconds to the statistics of its requests."""
+    """Add a step, which took ``seconds``, to the statistics of its requests."""
     for sequence, result, tokens in zip(sequences, done.rows, kept, strict=True):
         try:
             sequence.counters.add(result, tokens, done.draft_seconds, done.verify_seconds, seconds)

@@ -35,7 +35,7 @@ def operators_in_one_thread() -> AbstractContextManager[None]:
 
 
 def threads_of(count: int) -> AbstractContextManager[None]:
-    """Inside, operators and kernels that the calling thread runs have so many threads."""
+    """Inside, operators and kernels that the calling thread runs have ``count`` threads."""
     return _Threads(count, count)
 
 

@@ -62,7 +62,7 @@ class _Entry:
 
 
 class Answers:
-    """Answers requests by a generator, which works for nobody else meanwhile.
+    """Answers requests by a generator that nothing else uses until they are answered.
 
     Ids come from numbers. So the same requests get the same lines, in whatever company, if a seed gives the same output
     (drafts that are picked; see ``Generator.submit``).

@@ -63,7 +63,7 @@ class Gateway:
         call = Call.of(scope, await _body(receive))
         try:
             if scope["path"] in ("/metrics", "/live"):
-                answer = _together(await self._replicas.everyone(call), scope["path"])
+                answer = _merge_responses(await self._replicas.everyone(call), scope["path"])
             else:
                 answer = await self._of_one(call, send)
         except ApiError as error:
@@ -178,7 +178,7 @@ def _authorization(call: Call) -> str:
     return dict(call.scope["headers"]).get(b"authorization", b"").decode("latin-1")
 
 
-def _together(answers: Mapping[str, Seq[Message]], path: str) -> _Answer:
+def _merge_responses(answers: Mapping[str, Seq[Message]], path: str) -> _Answer:
     """One answer from those of all replicas: metrics with a label ``replica``, the numbers of ``/live`` added up.
 
     Raises:

@@ -119,7 +119,7 @@ class HandleReplicas:
 
 
 @serve.ingress()
-class Entrance:
+class Ingress:
     """The deployment that Ray Serve's proxies send requests to."""
 
     def __init__(self, handle: DeploymentHandle, options: ServeOptions) -> None:
@@ -158,7 +158,7 @@ def deploy(load: Callable[[], Generator], names: Seq[str], server: ServeOptions,
     )(Replica)
     gateway = serve.deployment(
         name="gateway", num_replicas=scale.gateways, ray_actor_options={"num_cpus": 0}, max_surge_percent=100, **common
-    )(Entrance)
+    )(Ingress)
     try:
         serve.run(gateway.bind(replicas.bind(load, tuple(names), keyed), keyed), name=APP, logging_config=_LOGS)
     except RuntimeError as error:

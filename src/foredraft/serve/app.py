@@ -251,7 +251,7 @@ class Api:
         return self.failed(error).response()
 
     async def watch(self, seconds: float) -> None:
-        """Look for progress, for ever."""
+        """Look for progress every ``seconds``, until cancelled."""
         while True:
             self.service.look()
             await asyncio.sleep(seconds)

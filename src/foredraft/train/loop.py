@@ -148,7 +148,7 @@ class _Run:
     last: tuple[Tensor, Any] | None = None  # loss and gradient norm of the last step
 
     def due(self, done: int, each: int) -> bool:
-        """True every so many steps, and after the last one."""
+        """True every ``each`` steps, and after the last one."""
         return done % each == 0 or done == self.progress.steps
 
     def step(self, done: int, interruptions: Interruptions) -> None:

@@ -138,7 +138,7 @@ def _attend(
 
 
 def _fused(device: torch.device, queries: int) -> bool:
-    """Whether the fused kernel is faster for so many queries per head."""
+    """Whether the fused kernel is faster for this number of queries per head."""
     return device.type == "cuda" or queries > _FEW
 
 

@@ -17,7 +17,7 @@ from foredraft.model.native.weights import PackedMatrix
 from foredraft.model.threads import kernel_threads
 
 _TABLE = 2048
-"""Rotary tables grow by so many positions."""
+"""Positions by which rotary tables grow."""
 KV_DTYPES = {"float16": (c.KV_F16, torch.float16), "float32": (c.KV_F32, torch.float32), "int8": (c.KV_I8, torch.uint8)}
 """Types of keys and values: the kernels' number, and what the cache holds them in."""
 MOST_GUESSES = 1024
@@ -181,7 +181,7 @@ class Runner:
         return cache
 
     def reserve(self, positions: int) -> None:
-        """Cosines and sines of at least so many positions; always in parts of the same size."""
+        """Cosines and sines of at least ``positions`` positions; always in parts of the same size."""
         if self._tables and positions <= len(self._tables[0]):
             return
         counts = range(0, positions, _TABLE)

@@ -33,7 +33,7 @@ T = TypeVar("T")
 MAX_RECORDINGS = 256
 """Most recordings of a segment; inputs of further shapes run eagerly."""
 MAX_FAILURES = 3
-"""A segment that could not be recorded for so many shapes, and for none so far, is not tried again."""
+"""A segment that could not be recorded for this many shapes, and for none so far, is not tried again."""
 _CAPTURING = threading.Lock()
 """A capture begins by waiting for the device, which would end one of another thread."""
 _HASHLESS = frozenset({"forward", "draft", "catch-up"})
