@@ -103,7 +103,8 @@ def cells(args: argparse.Namespace, done: set[Cell]) -> Iterator[dict[str, Any]]
     """The cells that are not done."""
     plain = foredraft.load(args.target, "none", dtype="float32", device="cpu", max_batch_size=args.texts)
     texts, bundled = Texts(plain, args), args.target == "sample"
-    specs = [arm for pair in PAIRS if bundled or "{draft}" in pair.spec for arm in pair.arms()]
+    pairs = [pair for pair in PAIRS if pair.name in args.methods and (bundled or "{draft}" in pair.spec)]
+    specs = [arm for pair in pairs for arm in pair.arms()]
     specs = sorted(dict.fromkeys(specs), key=lambda arm: arm[1] == SHARED)
     for number, (spec, rule) in itertools.product(range(args.rounds), specs):
         keys = [(Path(args.target).name, spec, rule, heat, number) for heat in args.temperatures]
@@ -191,6 +192,8 @@ def main() -> None:
     parser.add_argument("--target", default="sample")
     parser.add_argument("--draft", default="sample-draft", help="draft model of the target")
     parser.add_argument("--prompts", nargs="*", default=[], help="files of prompts, read in turns")
+    names = list(dict.fromkeys(pair.name for pair in PAIRS))
+    parser.add_argument("--methods", nargs="+", default=names, choices=names)
     parser.add_argument("--texts", type=int, default=9, help="of a round")
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--new-tokens", type=int, default=96)

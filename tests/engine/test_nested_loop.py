@@ -33,9 +33,10 @@ P, MIDDLE, SMALL, SMALLER = (random_table(3, LONG + 1, seed) for seed in (1, 2, 
 
 
 def cascade(middle: Table, drafter: Rewindable, length: int) -> Cascade:
-    """A cascade over a table."""
+    """A cascade over a table, which is over chains: with a threshold, drafts have no siblings."""
     model, options = TableLM(middle), Options(num_assistant_tokens=LONG, inner_tokens=length)
-    return Cascade(options, model, NestedDrafter(drafter, draws=False), model.new_cache(), model.vocab_size)
+    part = NestedDrafter(drafter, draws=False, confidence=1e-9)
+    return Cascade(options, model, part, model.new_cache(), model.vocab_size)
 
 
 def outer(nested: Nested, p: Table, lengths: Tensor | None = None) -> Draws:
@@ -200,7 +201,7 @@ def test_what_was_taken_back_leaves_no_trace(temperature: float):
     steps = [(0, 3, (4, 4, 4)), (2, 5, (6, 0, 3)), (4, 1, (4, 5, 5)), (5, 7, (1, 5, 2)), (1, 2, (4, 4, 4))]
     for keep, wrong, lengths in steps:
         view = view_of(texts, temperature)
-        found, fresh = used.extend(view, lengths), admitted(loop(middle, draft), 3).extend(view, lengths)
+        found, fresh = used.extend(view, lengths).draft, admitted(loop(middle, draft), 3).extend(view, lengths).draft
         assert torch.equal(found.tree.tokens, fresh.tree.tokens) and torch.equal(found.tree.parents, fresh.tree.parents)
         assert (found.tree.valid.sum(1) - 1).tolist() == list(lengths)
         if found.q is not None and fresh.q is not None:
@@ -210,13 +211,13 @@ def test_what_was_taken_back_leaves_no_trace(temperature: float):
     view = view_of([text[:4] for text in texts], temperature)
     for row in range(3):
         used.rewind(row, 4)
-    found, fresh = used.extend(view, (5,) * 3), admitted(loop(middle, draft), 3).extend(view, (5,) * 3)
+    found, fresh = used.extend(view, (5,) * 3).draft, admitted(loop(middle, draft), 3).extend(view, (5,) * 3).draft
     assert torch.equal(found.tree.tokens, fresh.tree.tokens)
 
 
 def test_greedy_drafts_are_what_the_middle_says_alone():
     middle, draft = models(2)
-    found = admitted(loop(middle, draft), 3).extend(view_of(TEXTS, 0.0), (7, 3, 5))
+    found = admitted(loop(middle, draft), 3).extend(view_of(TEXTS, 0.0), (7, 3, 5)).draft
     assert found.law is Law.FIXED and found.q is None
     for b, (text, length) in enumerate(zip(TEXTS, (7, 3, 5), strict=True)):
         said = list(text)
@@ -243,7 +244,7 @@ def test_what_the_middle_said_and_the_target_accepted_is_not_read_again():
 
     used._read = noted
     for keep in (2, 4, 1):
-        first = used.extend(view_of([text], 0.0, 3), (4,)).tree.tokens[0, 1:].tolist()
+        first = used.extend(view_of([text], 0.0, 3), (4,)).draft.tree.tokens[0, 1:].tolist()
         text += [*first[:keep], (first[keep] + 1) % 3 if keep < 4 else 0]
     used.extend(view_of([text], 0.0, 3), (1,))
     assert reads == [[list(PROMPT[:-1])], [[text[3 + 3 + 3]]]]
@@ -254,8 +255,8 @@ def test_loops_of_later_steps_draw_afresh():
     text, rows = TEXTS[0], 400
     flat = with_head(0.0)  # every token is as likely as any other
     used = admitted(loop(flat, flat), rows)
-    first = used.extend(view_of([text] * rows, 1.0, draws=True), (4,) * rows).tree.tokens
-    second = used.extend(view_of([[*text, 1]] * rows, 1.0, draws=True), (4,) * rows).tree.tokens
+    first = used.extend(view_of([text] * rows, 1.0, draws=True), (4,) * rows).draft.tree.tokens
+    second = used.extend(view_of([[*text, 1]] * rows, 1.0, draws=True), (4,) * rows).draft.tree.tokens
     for a, b in itertools.product(range(1, 5), range(1, 5)):
         same = float((first[:, a] == second[:, b]).double().mean())
         assert abs(same - 1 / 12) < 5 * (1 / 12 * 11 / 12 / rows) ** 0.5
@@ -270,7 +271,7 @@ def test_a_middle_of_another_width(vocab: int, temperature: float):
         NestedLoop(NestedLoopParts(middle, DraftModel(DraftOptions(), draft, 12), middle.new_cache(), 3), 12), 3
     )
     texts = tiny.prompts((5, 9, 17), vocab=9)
-    found = used.extend(view_of(texts, temperature), (4, 4, 4))
+    found = used.extend(view_of(texts, temperature), (4, 4, 4)).draft
     assert int(found.tree.tokens.max()) < 12
     if found.q is not None:
         assert found.q.shape == (3, 5, 12)
@@ -281,7 +282,7 @@ def test_a_text_that_outgrows_the_middle_goes_on_alone():
     middle = CausalLM(tiny.build("llama", vocab_size=12, max_position_embeddings=16))
     used = admitted(loop(middle, models(1)[0]), 3)
     texts = [text[:size] for text, size in zip(tiny.prompts((17, 17, 17), 12), (6, 14, 17), strict=True)]
-    found = used.extend(view_of(texts, 1.0), (4,) * 3)
+    found = used.extend(view_of(texts, 1.0), (4,) * 3).draft
     assert (found.tree.valid.sum(1) - 1).tolist() == [4, 2, 0]
 
 
@@ -289,7 +290,7 @@ def test_a_middle_that_says_nothing_sensible_drafts_something():
     middle, draft = with_head(torch.nan), models(1)[0]
     assert bool(middle.stock_logits(torch.tensor([[1, 2]])).isnan().all())
     for temperature in (0.0, 1.0):
-        found = admitted(loop(middle, draft), 3).extend(view_of(TEXTS, temperature), (4,) * 3)
+        found = admitted(loop(middle, draft), 3).extend(view_of(TEXTS, temperature), (4,) * 3).draft
         assert found.q is None or bool((found.q[:, 1:].sum(-1) - 1).abs().max() < 1e-5)
         assert (found.tree.valid.sum(1) - 1).tolist() == [4, 4, 4]
 

@@ -1,17 +1,23 @@
 """A drafter that is itself a speculative loop: vertical cascades (CS Drafting, Chen et al., arXiv:2312.11462).
 
 A middle model writes the draft by speculative decoding, with its own drafter, which may be a cascade again; so only the
-smallest model drafts token by token (see ``engine/nested_loop.py``).
+smallest model drafts token by token (see ``engine/nested_loop.py``). What the middle model says is a chain, which has
+siblings in sampled rows (see ``common/chain.py``).
 """
 
 from dataclasses import dataclass, field
 from typing import final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Needs, Plan, View
 from foredraft.core.errors import DrafterError, OptionError
 from foredraft.core.options import SizedOptions
 from foredraft.drafters.common.build_context import BuildContext, NestedDrafter
+from foredraft.drafters.common.chain import ChainLimits, build_chain
 from foredraft.drafters.common.draft_runner import RunnerDrafter
 from foredraft.engine.nested_loop import NestedLoop, NestedLoopParts
 from foredraft.model.base import TargetModel
@@ -63,8 +69,19 @@ class Cascade(RunnerDrafter[NestedLoop]):
         )
         super().__init__(needs, loop)
 
+    @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:
-        return self._runner.extend(view, [min(length, self.needs.max_nodes) for length in plan.lengths])
+        guesses = not (view.warp.greedy or view.draws or plan.chain or plan.confidence)
+        lengths = [min(length, self.needs.max_nodes) for length in plan.lengths]
+        draft, logits = self._runner.extend(view, lengths, logits=guesses)
+        if logits is None:
+            return draft
+
+        def read(tokens: Int[Tensor, "B"], index: int) -> Float[Tensor, "B 1 V"]:
+            return logits[:, 1 + index : 2 + index]
+
+        limits = ChainLimits(draft.tree.valid.sum(1) - 1, None, draft.tree.depth, siblings=True)
+        return build_chain(view, limits, read(view.roots, 0), read)
 
 
 def build(options: Options, context: BuildContext) -> Cascade:

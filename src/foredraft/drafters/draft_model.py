@@ -1,9 +1,7 @@
 """A small model drafts: speculative sampling (Leviathan et al., arXiv:2211.17192; Chen et al., arXiv:2302.01318).
 
-It drafts a chain, or a tree with a few children per node (RSD-C, arXiv:2402.14160), level by level. In sampled rows the
-chain has siblings: further guesses for its tokens, which take no forward of the draft model. The tree has as many nodes
-as the chain; the second guess for a token is often right where the first is not. Where a chain ends below a threshold,
-and where tokens are drawn, it is a chain.
+It drafts a chain (see ``common/chain.py``), or a tree with a few children per node (RSD-C, arXiv:2402.14160), level by
+level.
 """
 
 from dataclasses import dataclass, field
@@ -21,7 +19,7 @@ from foredraft.drafters.common.build_context import BuildContext
 from foredraft.drafters.common.chain import ChainLimits, ChainOptions, build_chain
 from foredraft.drafters.common.draft_runner import DraftRunner, Forwards, RunnerDrafter, RunnerTreeBuilder
 from foredraft.drafters.common.drawn_tree import TreeShape, build_static_tree
-from foredraft.drafters.common.dynamic_tree import TreeLimits, build_dynamic_tree
+from foredraft.drafters.common.dynamic_tree import TreeLimits
 from foredraft.drafters.common.templates import Template
 from foredraft.drafters.common.windowed_runner import WindowedRunner
 from foredraft.engine.beam.speculative import BeamDrafter
@@ -74,7 +72,6 @@ class DraftModel(RunnerDrafter[DraftRunner], BeamDrafter, Trainable):
         if options.branching is not None:
             self._shape = TreeShape.of(Template.regular(options.branching), model.device)
             nodes, depth = self._shape.limits.nodes, self._shape.limits.depth
-        self._windowed = options.window is not None
         if options.window is None:
             runner = DraftRunner(model, vocab_size, replay)
         else:
@@ -100,19 +97,11 @@ class DraftModel(RunnerDrafter[DraftRunner], BeamDrafter, Trainable):
         if self._shape is not None:
             limits = self._shape.limits.within(plan)
             return self._runner.draft("tree", view, limits.expanded, self._tree, plan.on(device), limits)
-        if self._windowed or plan.chain or plan.confidence or view.warp.greedy or view.draws:
-            return self._runner.draft("chain", view, room, drafted_chain, ChainLimits.of(plan, depth, device))
-        limits = TreeLimits(depth, depth, 1, plan.level_bound, not plan.recorded)
-        return self._runner.draft("guesses", view, room, guessed_tree, plan.on(device), limits)
+        return self._runner.draft("chain", view, room, drafted_chain, ChainLimits.of(plan, depth, device))
 
     def _tree(self, view: View, forwards: Forwards, allowed: Int[Tensor, "B"], limits: TreeLimits) -> Draft:
         assert self._shape is not None
         return build_static_tree(RunnerTreeBuilder(forwards, view), self._shape.levels, allowed, limits)
-
-
-def guessed_tree(view: View, forwards: Forwards, allowed: Int[Tensor, "B"], limits: TreeLimits) -> Draft:
-    """A chain of a draft model, with siblings."""
-    return build_dynamic_tree(RunnerTreeBuilder(forwards, view), allowed, limits)
 
 
 def drafted_chain(view: View, forwards: Forwards, limits: ChainLimits) -> Draft:

@@ -7,7 +7,7 @@ within the budget draft with the whole cache.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 from jaxtyping import Float, Int
@@ -101,6 +101,7 @@ class Partial(SelfSpeculativeDrafter):
         def read(tokens: Int[Tensor, "B"], index: int) -> Float[Tensor, "B 1 V"]:
             return self._logits(tokens, view.lengths - 1 + index, view.rows, max(view.extents) + index)
 
+        limits = replace(limits, siblings=False)  # with most guesses right, depth is worth more
         return build_chain(view, limits, read(view.roots, 0), read)
 
     def _forward(self, step: StepIn) -> StepOut:

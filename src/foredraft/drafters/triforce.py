@@ -115,7 +115,7 @@ class TriForce(RunnerDrafter[NestedLoop]):
         super().admit(row, prompt, hidden)
 
     def propose(self, view: View, plan: Plan) -> Draft:
-        return self._runner.extend(view, [min(length, self.needs.max_nodes) for length in plan.lengths])
+        return self._runner.extend(view, [min(length, self.needs.max_nodes) for length in plan.lengths]).draft
 
     def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None:
         self._cache_sync.observe(view, draft, verdict)

@@ -50,6 +50,13 @@ class NestedLoopParts(NamedTuple):
     sync: Callable[[View], None] | None = None
 
 
+class Extension(NamedTuple):
+    """A chain, and the middle model's logits at each of its tokens (from 1 on), if they were asked for."""
+
+    draft: Draft
+    logits: Float[Tensor, "B N V"] | None = None
+
+
 class NestedLoop:
     """Drafts with the middle model, decoding speculatively by steps of ``drafter``, and rewinds afterwards.
 
@@ -115,29 +122,32 @@ class NestedLoop:
         self._drafter.release(row)
 
     @torch.inference_mode()
-    def extend(self, view: View, lengths: Sequence[int]) -> Draft:
-        """A chain of exactly ``lengths[b]`` tokens for each row, or as many as the middle model's context allows.
+    def extend(self, view: View, lengths: Sequence[int], *, logits: bool = False) -> Extension:
+        """A chain of exactly ``lengths[b]`` tokens for each row, or as many as the middle model's context allows: a
+        ``FIXED`` draft or, if drafts are drawn, a ``CHAIN`` with the middle model's processed law at each token.
 
         Rows that are done keep running with the others; their extra tokens are dropped.
 
-        Returns:
-            a ``FIXED`` draft; if drafts are drawn, a ``CHAIN`` with the middle model's processed law at each token.
+        Args:
+            logits: return them.
         """
         room = [self._middle.max_length - extent for extent in view.extents]
         lengths = [max(0, min(length, most)) for length, most in zip(lengths, room, strict=True)]
         if not any(lengths):
-            return Draft(TokenTree.root(view.roots), Law.FIXED)
+            return Extension(Draft(TokenTree.root(view.roots), Law.FIXED))
         roots = self._catch_up(view) if self._parts.sync is None else self._parts.sync(view)
         outputs: list[list[int]] = [[] for _ in lengths]
-        laws = _Laws(lengths)
+        laws, scores = _ByToken(lengths), _ByToken(lengths)
         drawn = view.draws and not view.warp.greedy
         ahead = replace(view, noise=view.noise.nested(0), draws=False) if drawn else view
         while any(len(output) < length for output, length in zip(outputs, lengths, strict=True)):
             # the last token of a step is the bonus token, so draft one less than is left
             left = (max(length - len(output) - 1, 0) for output, length in zip(outputs, lengths, strict=True))
             plan = Plan(tuple(min(self._parts.length, most) for most in left), self._parts.confidence)
-            done = self._stepper(StepInputs(ahead, plan, laws=drawn))
-            laws.add(done, [len(output) for output in outputs])
+            done = self._stepper(StepInputs(ahead, plan, laws=drawn, logits=logits))
+            starts = [len(output) for output in outputs]
+            laws.add(done.tail.laws, done, starts)
+            scores.add(done.logits, done, starts)
             for output, result in zip(outputs, done.rows, strict=True):
                 output += result.emitted
             ahead = ahead.followed_by(done.tail.emitted, [len(result.emitted) for result in done.rows])
@@ -149,7 +159,7 @@ class NestedLoop:
         device = view.lengths.device
         tokens = torch.cat([view.roots[:, None], to_device(drafted, device)], 1)
         tree = TokenTree.chain(tokens, 1 + to_device(lengths, device))
-        return Draft(tree, Law.FIXED if laws.q is None else Law.CHAIN, laws.q)
+        return Extension(Draft(tree, Law.FIXED if laws.table is None else Law.CHAIN, laws.table), scores.table)
 
     def _catch_up(self, view: View) -> list[int]:
         """Make the cache hold exactly each row's tokens except the root; return the roots.
@@ -185,25 +195,24 @@ class NestedLoop:
         prefill(self._middle, self._cache, rows, tokens.clamp(max=self._middle.vocab_size - 1), starts)
 
 
-class _Laws:
-    """The laws of the drafted tokens, collected step by step."""
+class _ByToken:
+    """Values of the drafted tokens over the vocabulary, collected step by step."""
 
     def __init__(self, lengths: Sequence[int]) -> None:
         self._lengths = lengths
-        self.q: Float[Tensor, "B N V"] | None = None  # the root's law is never read
+        self.table: Float[Tensor, "B N V"] | None = None  # the root's are never read
 
-    def add(self, done: StepDone, starts: Sequence[int]) -> None:
-        """Add a step's laws; row b's first belongs to token ``starts[b]``."""
-        laws = done.tail.laws
-        if laws is None:
+    def add(self, values: Float[Tensor, "B D V"] | None, done: StepDone, starts: Sequence[int]) -> None:
+        """Add a step's values, if it has any; row b's first belong to token ``starts[b]``."""
+        if values is None:
             return
-        if self.q is None:
-            self.q = laws.new_zeros(len(self._lengths), 1 + max(self._lengths), laws.shape[-1])
+        if self.table is None:
+            self.table = values.new_zeros(len(self._lengths), 1 + max(self._lengths), values.shape[-1])
         where = [
             (b, i, 1 + starts[b] + i)
             for b, result in enumerate(done.rows)
             for i in range(min(len(result.emitted), self._lengths[b] - starts[b]))
         ]
         if where:
-            row, source, target = to_device(where, self.q.device).unbind(1)
-            self.q[row, target] = laws[row, source]
+            row, source, target = to_device(where, self.table.device).unbind(1)
+            self.table[row, target] = values[row, source]

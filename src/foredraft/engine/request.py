@@ -49,10 +49,10 @@ class TokenLogprobs:
     top: dict[int, float]
 
 
-def token_logprobs(laws: Float[Tensor, "D V"], tokens: list[int], count: int) -> list[TokenLogprobs]:
+def token_logprobs(laws: Float[Tensor, "N V"], tokens: list[int], count: int) -> list[TokenLogprobs]:
     """Log-probabilities of one row's new tokens, and of the ``count`` likeliest tokens at each."""
-    chosen = laws[: len(tokens)].gather(1, torch.tensor(tokens, dtype=torch.long, device=laws.device)[:, None])
-    top = laws[: len(tokens)].topk(count, dim=-1)
+    chosen = laws.gather(1, torch.tensor(tokens, dtype=torch.long, device=laws.device)[:, None])
+    top = laws.topk(count, dim=-1)
     table = zip(tokens, chosen.tolist(), top.indices.tolist(), top.values.tolist(), strict=True)
     return [TokenLogprobs(token, own[0], dict(zip(ids, values, strict=True))) for token, own, ids, values in table]
 
@@ -276,9 +276,10 @@ class Sequence:
         self.error = error  # first, so that a thread that sees the end sees the error too
         self.finish("cancelled")
 
-    def add_logprobs(self, laws: Float[Tensor, "D V"], tokens: list[int]) -> None:
-        """Keep what was requested of a step's laws at these new tokens."""
+    def add_logprobs(self, logits: Float[Tensor, "D V"], tokens: list[int]) -> None:
+        """Keep what was requested of a step's logits at these new tokens."""
         if self.params.logprobs is not None:
+            laws = logits[: len(tokens)].float().log_softmax(-1)
             self.logprobs += token_logprobs(laws, tokens, self.params.logprobs)
 
     def fail_without_token(self) -> None:

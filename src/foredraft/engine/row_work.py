@@ -73,7 +73,7 @@ class Prepared(NamedTuple):
             matchers=matchers_of(batch.sequences),
             free_rows=free_rows,
             batch=batch,
-            logprobs=any(sequence.params.logprobs is not None for sequence in batch.sequences),
+            logits=any(sequence.params.logprobs is not None for sequence in batch.sequences),
         )
 
 
@@ -113,8 +113,8 @@ def _extend(sequence: Sequence, index: int, done: StepDone) -> int:
         sequence.fail_without_token()
         return 0
     kept = sequence.extend(result.emitted, result.accepted, result.drafted * result.copied)
-    if done.logprobs is not None:
-        sequence.add_logprobs(done.logprobs[index], result.emitted[:kept])
+    if done.logits is not None:
+        sequence.add_logprobs(done.logits[index], result.emitted[:kept])
     return kept
 
 

@@ -38,7 +38,7 @@ class StepDone:
     """A step's results by row, and as tensors in its ``tail``, and its times in seconds.
 
     ``draft_seconds`` is the device's time for the draft, ``verify_seconds`` the rest of the step on the host's clock.
-    ``logprobs[b, i]`` is the model's law before any warp at new token i of row b. ``levels``: levels drafted; may
+    ``logits[b, i]`` are the model's before any warp at new token i of row b. ``levels``: levels drafted; may
     exceed the depth kept after pruning. ``host_seconds`` is the engine's time around the step, filled in by the engine.
     ``tree`` is on the device, and valid until the next draft. ``errors``: of the rows that failed, by index; their
     results mean nothing.
@@ -46,7 +46,7 @@ class StepDone:
 
     rows: list[RowStep]
     tail: TailOut | HostOut
-    logprobs: Float[Tensor, "B D V"] | None
+    logits: Float[Tensor, "B D V"] | None
     draft_seconds: float
     verify_seconds: float
     levels: int = 0
@@ -94,7 +94,7 @@ class StepInputs:
     ``with_copies``; if none is given, nothing is copied. ``matchers``: of the rows' grammars; None if no row has one.
     They cost another read-back; see ``grammar_masks``. ``free_rows``: rows of the cache that hold nothing, which
     recordings may use as padding. ``batch``: gets the new tokens, which may change what ``view`` shows, and contains
-    errors of single rows; see ``Isolation``. ``logprobs``, ``laws``: what else to return; see ``StepDone`` and
+    errors of single rows; see ``Isolation``. ``logits``, ``laws``: what else to return; see ``StepDone`` and
     ``TailOut``.
     """
 
@@ -105,7 +105,7 @@ class StepInputs:
     matchers: Matchers | None = None
     free_rows: Container[int] = ()
     batch: Batch | None = None
-    logprobs: bool = False
+    logits: bool = False
     laws: bool = False
 
 
@@ -117,7 +117,7 @@ class Launched(NamedTuple):
     drafted: Drafted
     tail: TailOut | HostOut
     read: Callable[[], list[RowStep]]
-    logprobs: Float[Tensor, "B D V"] | None
+    logits: Float[Tensor, "B D V"] | None
     begun: "_Mark"
 
     @property
@@ -168,8 +168,8 @@ class Stepper:
         out, tail = self._verify(inputs, rows, drafted)
         read = tail.reading(drafted.draft, drafted.proposal)
         self._commit(rows.view, drafted.draft, out, tail, inputs.batch)
-        logprobs = tail.verdict.on_path(out.logits).float().log_softmax(-1) if inputs.logprobs else None
-        return Launched(inputs, rows, drafted, tail, read, logprobs, begun)
+        logits = tail.verdict.on_path(out.logits) if inputs.logits else None
+        return Launched(inputs, rows, drafted, tail, read, logits, begun)
 
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Drafted:
@@ -178,7 +178,7 @@ class Stepper:
 
     def read(self, launched: Launched) -> StepDone:
         """Wait for a step's results."""
-        inputs, rows, drafted, tail, read, logprobs, begun = launched
+        inputs, rows, drafted, tail, read, logits, begun = launched
         results = read()
         if any(inputs.chains):
             results = [row.of_copy() if chain else row for row, chain in zip(results, inputs.chains, strict=True)]
@@ -186,7 +186,7 @@ class Stepper:
         return StepDone(
             rows=results,
             tail=tail,
-            logprobs=logprobs,
+            logits=logits,
             draft_seconds=min(drafting, seconds),
             verify_seconds=max(seconds - drafting, 0.0),
             levels=drafted.levels,

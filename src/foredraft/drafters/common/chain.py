@@ -1,6 +1,11 @@
-"""Chains, built token by token from a model's logits."""
+"""Chains, built token by token from a model's logits.
 
-from collections.abc import Callable
+In sampled rows a chain of guesses has siblings: further guesses for its tokens, which take no forward of the draft. The
+tree has as many nodes as the chain; the second guess for a token is often right where the first is not. A chain that
+ends below a threshold has none: its forward is meant to be small.
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,7 +20,7 @@ from foredraft.core.options import SizedOptions
 from foredraft.core.rng import Stream, draw
 from foredraft.core.sampling.warp import Paths
 from foredraft.core.tree import TokenTree
-from foredraft.drafters.common.tree_ops import normalize_or_uniform, ranked
+from foredraft.drafters.common.tree_ops import GUESSES, Candidates, keep_best, normalize_or_uniform, ranked
 from foredraft.model.native.runner import Engine
 
 ReadNext = Callable[[Int[Tensor, "B"], int], Float[Tensor, "B 1 V"]]
@@ -25,12 +30,14 @@ ReadNext = Callable[[Int[Tensor, "B"], int], Float[Tensor, "B 1 V"]]
 @dataclass(frozen=True, slots=True)
 class ChainLimits:
     """How far chains go: ``depth`` tokens, ``allowed`` of them in each row, up to the first one below ``confidence``,
-    and up to the first one whose path is less probable than ``worth``, if there are such thresholds."""
+    and up to the first one whose path is less probable than ``worth``, if there are such thresholds. ``siblings``:
+    guesses for sampled rows may have some, in a tree of ``depth`` nodes."""
 
     allowed: Int[Tensor, "B"]
     confidence: Float[Tensor, "B"] | None
     depth: int
     worth: Float[Tensor, "B"] | None = None
+    siblings: bool = False
 
     @classmethod
     def of(cls, plan: Plan, depth: int, device: torch.device) -> "ChainLimits":
@@ -39,7 +46,7 @@ class ChainLimits:
         least = torch.full((rows,), plan.confidence, device=device) if plan.confidence else None
         share = plan.level_worth / max(sum(length > 0 for length in plan.lengths), 1)  # a level's price, by rows
         worth = torch.full((rows,), share) if share and device.type == "cpu" else None
-        return cls(plan.on(device), least, depth, worth)
+        return cls(plan.on(device), least, depth, worth, siblings=not (plan.chain or plan.confidence))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,53 +92,78 @@ def build_chain(
         engine: see ``ranked``.
         recorded: read no values; otherwise, on a CPU, the draft ends when the chains of all rows have.
     """
-    tokens, scores = [view.roots], [torch.zeros_like(view.roots, dtype=torch.float32)]
-    laws = [logits.new_zeros(logits.shape, dtype=torch.float32)]  # the root's, never read
+    tokens, scores, levels = [view.roots], [torch.zeros_like(view.roots, dtype=torch.float32)], list[_Level]()
     lengths = torch.zeros_like(view.lengths)
     depth, allowed = limits.depth, limits.allowed
     draws = view.draws and not view.warp.greedy
+    siblings = limits.siblings and depth > 1 and not (draws or view.warp.greedy)
+    reads = not recorded and view.lengths.device.type == "cpu"
     going = allowed > 0
     for i in range(1, depth + 1):
         paths = Paths(view.history, view.lengths, TokenTree.chain(torch.stack(tokens, 1)), start=i - 1)
-        token, chance, law = _drawn(view, logits, paths, i) if draws else _guess(view, logits, paths, i, engine)
-        tokens.append(token)
-        laws += [] if law is None else [law]
-        scores.append(scores[-1] + chance)
+        made = GUESSES if siblings else 1
+        level = _drawn(view, logits, paths, i) if draws else _guesses(view, logits, paths, i, made, engine)
+        levels.append(level)
+        tokens.append(level.tokens[:, 0])
+        scores.append(scores[-1] + level.shares[:, 0])
         lengths = lengths + going
         going = going & (i < allowed)
         if limits.confidence is not None:
-            going = going & (chance.exp() >= limits.confidence)
+            going = going & (level.shares[:, 0].exp() >= limits.confidence)
         if limits.worth is not None:
             going = going & (scores[-1].exp() >= limits.worth)
-        if i == depth or (not recorded and going.device.type == "cpu" and not bool(going.any())):
+        if siblings and reads and i * GUESSES >= depth:  # a child scores less than its parent: it needs room after it
+            going = going & (scores[-1] >= _scores(levels, scores).topk(depth).values[:, -1])
+        if i == depth or (reads and not bool(going.any())):
             break
-        logits = read_next(token, i)
+        logits = read_next(tokens[-1], i)
+    if siblings:
+        return keep_best(_candidates(levels, scores), view.roots, depth, lengths)
     tree, path_scores = TokenTree.chain(torch.stack(tokens, 1), lengths + 1), torch.stack(scores, 1)
-    if draws:
-        return Draft(tree, Law.CHAIN, torch.cat(laws, 1), path_scores)
-    return Draft(tree, Law.FIXED, scores=path_scores)
+    laws = [level.law for level in levels if level.law is not None]
+    if not laws:
+        return Draft(tree, Law.FIXED, scores=path_scores)
+    return Draft(
+        tree, Law.CHAIN, torch.cat([torch.zeros_like(laws[0]), *laws], 1), path_scores
+    )  # the root's is not read
 
 
-class _Next(NamedTuple):
-    """One token per row, the log of its confidence, and the law [B, 1, V] that it was drawn from, if it was."""
+class _Level(NamedTuple):
+    """Tokens for a position of each row, best first: the chain's and its siblings. ``shares``: the logs of their
+    confidences. ``law``: from which the chain's was drawn, if it was."""
 
-    token: Int[Tensor, "B"]
-    chance: Float[Tensor, "B"]
+    tokens: Int[Tensor, "B K"]
+    shares: Float[Tensor, "B K"]
     law: Float[Tensor, "B 1 V"] | None = None
 
 
-def _guess(view: View, logits: Float[Tensor, "B 1 V"], paths: Paths, index: int, engine: Engine | None) -> _Next:
-    """The best guess for the node with this index in every row."""
+def _guesses(
+    view: View, logits: Float[Tensor, "B 1 V"], paths: Paths, index: int, count: int, engine: Engine | None
+) -> _Level:
+    """The best guesses for the node with this index in every row."""
     times = None if view.warp.greedy else view.noise.times(index - 1, logits.shape[-1])
-    tokens, shares = ranked(view.warp.processed(logits, paths), 1, view.warp, times, 1.0, engine)
-    return _Next(tokens[:, 0, 0], shares[:, 0, 0])
+    tokens, shares = ranked(view.warp.processed(logits, paths), count, view.warp, times, 1.0, engine)
+    return _Level(tokens[:, 0], shares[:, 0])
 
 
-def _drawn(view: View, logits: Float[Tensor, "B 1 V"], paths: Paths, index: int) -> _Next:
+def _drawn(view: View, logits: Float[Tensor, "B 1 V"], paths: Paths, index: int) -> _Level:
     """Draw the node with this index in every row; greedy rows get the likeliest token."""
     law = normalize_or_uniform(view.warp.law(logits, paths))
-    token = draw(law[:, 0], view.noise.bits(Stream.DRAFT, torch.full_like(view.lengths, index)))
+    token = draw(law[:, 0], view.noise.bits(Stream.DRAFT, torch.full_like(view.lengths, index)))[:, None]
     confidence = law
     if view.warp.greedy_rows is not None:  # the processed law of a greedy row is a one-hot
         confidence = torch.where(view.warp.greedy_rows, logits.float().softmax(-1), law)
-    return _Next(token, confidence[:, 0].gather(-1, token[:, None])[:, 0].log(), law)
+    return _Level(token, confidence[:, 0].gather(-1, token).log(), law)
+
+
+def _scores(levels: Sequence[_Level], chain: Sequence[Float[Tensor, "B"]]) -> Float[Tensor, "B C"]:
+    """Scores of the paths to all guesses; ``chain``: to the tokens of the chain, root first."""
+    return torch.cat([above[:, None] + level.shares for above, level in zip(chain, levels, strict=False)], 1)
+
+
+def _candidates(levels: Sequence[_Level], chain: Sequence[Float[Tensor, "B"]]) -> Candidates:
+    """All guesses; the first of each level is the parent of the next."""
+    tokens, count, width = torch.cat([level.tokens for level in levels], 1), len(levels), levels[0].tokens.shape[1]
+    above = torch.arange(count, device=tokens.device).repeat_interleave(width)
+    parents = (1 + (above - 1) * width).clamp(min=0).expand_as(tokens)
+    return Candidates(tokens, parents, _scores(levels, chain), above + 1, count)

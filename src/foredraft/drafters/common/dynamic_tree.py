@@ -13,12 +13,8 @@ from torch import Tensor
 from foredraft.core.draft import Draft
 from foredraft.core.drafter import Plan, View
 from foredraft.drafters.common.tree_builder import TreeBuilder
-from foredraft.drafters.common.tree_ops import SHARPEST, Candidates, keep_best, worth_a_level
+from foredraft.drafters.common.tree_ops import GUESSES, SHARPEST, Candidates, keep_best, worth_a_level
 from foredraft.model.native.drafting import TreeSize
-
-GUESSES = 8
-"""Least number of children that are scored for a node in sampled rows. They cost no forward, and which of a node's
-tokens the target takes depends on the noise more than on their ranks."""
 
 
 def frontier(scores: Float[Tensor, "B C"], count: int) -> tuple[Float[Tensor, "B K"], Int[Tensor, "B K"]]:

@@ -16,6 +16,10 @@ SHARPEST = 0.8
 """The temperature at which a draft's probabilities best predict acceptance by a greedy target, which accepts likely
 tokens more often and unlikely ones less (docs/log.md, "How large a tree should be")."""
 
+GUESSES = 8
+"""Least number of children that are scored for a node in sampled rows. They cost no forward, and which of a node's
+tokens the target takes depends on the noise more than on their ranks."""
+
 
 class Candidates(NamedTuple):
     """All scored tokens, level by level: ids, number of the parent (0 is the root), score of the path.
