@@ -201,7 +201,7 @@ def test_a_journal_of_another_search_is_refused(tmp_path: Path):
     with pytest.raises(DataError, match="line 2"):
         TrialLog(path, {"seed": 1})
     with pytest.raises(OptionError, match="Cannot write"):
-        TrialLog(tmp_path / "absent" / "trials.jsonl", {})
+        TrialLog(path / "trials.jsonl", {})  # below a file
 
 
 def test_nothing_can_be_said_from_too_little():

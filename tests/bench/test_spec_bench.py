@@ -115,5 +115,5 @@ def test_runs_without_texts_are_refused_and_an_empty_answer_is_none(tmp_path: Pa
 
 def test_a_folder_that_cannot_be_is_a_sentence(tmp_path: Path):
     (tmp_path / "file").touch()
-    with pytest.raises(DataError, match=r"^Cannot write answers to .*file: File exists\.$"):
+    with pytest.raises(DataError, match=r"^Cannot write answers to .*file: Not a directory\.$"):
         write_answers([run()], tmp_path / "file")

@@ -81,6 +81,7 @@ def test_what_a_policy_learned_is_its_beginning(tmp_path: Path):
 def test_files_that_are_not_there_or_cannot_be(tmp_path: Path):
     with pytest.raises(DrafterError, match=r"Cannot read the tuned drafter .*absent\.json"):
         foredraft.load("sample", str(tmp_path / "absent.json"), device="cpu")
+    (tmp_path / "gone").touch()
     with pytest.raises(OptionError, match=r"Cannot write .*gone"):
         write_tuned(tmp_path / "gone" / "tuned.json", Tuned("m", "none"))
     with pytest.raises(OptionError, match=r"must end in \.json"):

@@ -32,5 +32,6 @@ def test_what_is_no_record_is_an_error(run: Run, tmp_path: Path, content: str | 
 
 
 def test_a_place_that_cannot_be_written_is_an_error(run: Run, model: Path, tmp_path: Path):
-    ended = run("generate", "-m", model, "--max-new-tokens", "2", "--record", tmp_path / "none" / "x", PROMPT)
+    (tmp_path / "file").touch()
+    ended = run("generate", "-m", model, "--max-new-tokens", "2", "--record", tmp_path / "file" / "x", PROMPT)
     assert "Cannot write" in ended.sentence

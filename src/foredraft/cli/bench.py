@@ -159,7 +159,7 @@ def _check(what: Prompts, shown: Output) -> None:
         raise OptionError("--spec-bench needs the outputs: remove --no-texts.")
     from foredraft.files.write import check_writable, check_writable_folder
 
-    check_writable(shown.out, parents=True)
+    check_writable(shown.out)
     if shown.spec_bench is not None:
         check_writable_folder(shown.spec_bench)
 

@@ -85,7 +85,7 @@ def _check(suffix: str | None, html: Path | None, figures: Path | None, both: bo
     if both:
         raise OptionError("Use --markdown or --json, not both.")
     if html is not None:
-        check_writable(html, parents=True)
+        check_writable(html)
     if figures is not None:
         check_writable_folder(figures)
 
@@ -94,13 +94,13 @@ def _write(summary: "Summary", html: Path | None, folder: Path | None, suffix: s
     """Write the page and the figures; returns sentences about what was written and what is missing."""
     from foredraft.bench.report.figures import draw_figures, missing_figures, write_figures
     from foredraft.bench.report.page import page
+    from foredraft.files.write import atomic_write_text
 
     found = draw_figures(summary)
     sentences = []
     try:
         if html is not None:
-            html.parent.mkdir(parents=True, exist_ok=True)
-            html.write_text(page(summary, found), encoding="utf-8")
+            atomic_write_text(html, page(summary, found))
             sentences.append(f"Wrote {html} ({html.stat().st_size / 1e6:.1f} MB).")
         if folder is not None:
             sentences.append(f"Wrote {len(write_figures(found, folder, suffix))} figures to {folder}.")

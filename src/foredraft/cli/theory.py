@@ -67,6 +67,7 @@ def command(
     """
     from foredraft.bench.measure.records import read_runs
     from foredraft.bench.report.theory_points import theory_points
+    from foredraft.files.write import check_writable
 
     for name, value in (("alpha", alpha), ("cost", cost)):
         if run is None and value is None:
@@ -76,6 +77,8 @@ def command(
         found = _predict(alpha, cost, cost if operations is None else operations, length)
     elif {alpha, cost, operations, length} != {None}:
         raise OptionError("Give both --alpha and --cost, or only --run.")
+    if plot is not None:
+        check_writable(plot)
     points = [] if run is None else theory_points(read_runs(run))
     if plot is not None:
         from foredraft.bench.report.plots import save

@@ -22,10 +22,11 @@ def command(
 
     Writes one self-contained HTML page and prints its path.
     """
-    from foredraft.files.write import write_text
+    from foredraft.files.write import check_writable, write_text
     from foredraft.serve.page import page
 
     path = html or run.with_suffix(".html")
+    check_writable(path)
     write_text(path, page(_records(run)))
     typer.echo(path)
 

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from os import PathLike, fspath
 from pathlib import Path
 
-from foredraft.core.errors import ModelError, OptionError, first_line
-from foredraft.files.write import check_writable_folder
+from foredraft.core.errors import ModelError, OptionError
+from foredraft.files.write import atomic_folder, check_writable_folder
 from foredraft.model.loading.load import load_model
 from foredraft.model.loading.quantised import source_for
 from foredraft.model.native.saved import save_weights
@@ -36,14 +36,13 @@ def quantize(
     check_writable_folder(fspath(out))
     loaded = load_model(fspath(model), device="cpu", weights=weights)
     source = source_for(loaded.model, weights, loaded.file)
-    folder = Path(out)
-    folder.mkdir(parents=True, exist_ok=True)
     try:
-        loaded.model.config.save_pretrained(folder)
-        if loaded.model.generation_config is not None:
-            loaded.model.generation_config.save_pretrained(folder)
-        if loaded.tokenizer is not None:
-            loaded.tokenizer.inner.save_pretrained(folder)
-    except Exception as error:  # tokenizers raises no OSError
-        raise ModelError(f"Cannot write to {str(folder)!r}: {first_line(error)}.") from None
-    save_weights(folder, loaded.model, source, weights, progress)
+        with atomic_folder(Path(out)) as folder:
+            loaded.model.config.save_pretrained(folder)
+            if loaded.model.generation_config is not None:
+                loaded.model.generation_config.save_pretrained(folder)
+            if loaded.tokenizer is not None:
+                loaded.tokenizer.save(folder)
+            save_weights(folder, loaded.model, source, weights, progress)
+    except OSError as error:
+        raise ModelError(f"Cannot write to {fspath(out)!r}: {error.strerror or error}.") from None

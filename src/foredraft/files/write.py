@@ -2,8 +2,10 @@
 
 import json
 import os
+import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -13,7 +15,7 @@ from foredraft.core.errors import OptionError, UsageError
 
 
 def atomic_write(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Write to a temporary file in the same folder, then rename it to ``path``.
+    """Write to a temporary file in the same folder, which is made if it is missing, then rename it to ``path``.
 
     Raises:
         OSError, RuntimeError: it cannot be written. After an error or interrupt the previous file is unchanged and the
@@ -25,6 +27,7 @@ def atomic_write(path: Path, write: Callable[[BinaryIO], object]) -> None:
         return
     path = path.resolve()  # replace a link's target, not the link
     partial = path.with_name(f"{path.name}.partial")
+    path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with partial.open("wb") as file:
             write(file)
@@ -46,11 +49,52 @@ def atomic_save(path: Path, saved: Any) -> None:
     atomic_write(path, lambda file: torch.save(saved, file))
 
 
-def check_writable(path: str | Path, *, parents: bool = False) -> None:
-    """Refuse a file that cannot be written, before the work whose result it is to hold. Leaves no trace.
+@contextmanager
+def atomic_folder(folder: Path, *, whole: bool = False) -> Iterator[Path]:
+    """Yield a temporary folder that becomes ``folder`` when the block ends.
+
+    If there is such a folder, the new files are moved there, config.json last, so that no incomplete model is read.
 
     Args:
-        parents: missing folders will be made.
+        whole: remove what else was in the folder.
+
+    Raises:
+        OSError: it cannot be written. After an error or interrupt in the block all folders are as they were.
+    """
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    partial = folder.with_name(f".{folder.name}.partial") if missing else folder / ".partial"
+    shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
+    try:
+        partial.mkdir(parents=True)
+        yield partial
+        if missing:
+            partial.rename(folder)
+        else:
+            _move_files(partial, folder, whole)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        for each in missing:
+            with suppress(OSError):
+                each.rmdir()
+        raise
+
+
+def _move_files(partial: Path, folder: Path, whole: bool) -> None:
+    """Move all files of a folder's ``partial`` there."""
+    names = sorted((path.name for path in partial.iterdir()), key=lambda name: (name == "config.json", name))
+    for name in names:
+        if (folder / name).is_dir():
+            shutil.rmtree(folder / name)
+        (partial / name).replace(folder / name)
+    partial.rmdir()
+    for path in folder.iterdir() if whole else ():
+        if path.name not in names:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def check_writable(path: str | Path) -> None:
+    """Refuse a file that cannot be written, before the work whose result it is to hold. Leaves no trace: missing
+    folders are made when it is written.
 
     Raises:
         OptionError: it cannot be written.
@@ -62,9 +106,7 @@ def check_writable(path: str | Path, *, parents: bool = False) -> None:
         if path.exists():
             path.open("ab").close()
         if not path.exists() or path.is_file():  # else it is a device, or a pipe
-            _try_folder(path.parent, parents)
-    except FileNotFoundError:
-        raise OptionError(f"Cannot write {path}: there is no such folder.") from None
+            _try_folder(path.parent)
     except OSError as error:
         raise OptionError(f"Cannot write {path}: {error.strerror}.") from None
 
@@ -72,14 +114,14 @@ def check_writable(path: str | Path, *, parents: bool = False) -> None:
 def check_writable_folder(folder: str | Path) -> None:
     """The same for a folder, which will be made if it is missing."""
     try:
-        _try_folder(Path(folder), parents=True)
+        _try_folder(Path(folder))
     except OSError as error:
         raise OptionError(f"Cannot write to the folder {folder}: {error.strerror}.") from None
 
 
-def _try_folder(folder: Path, parents: bool) -> None:
+def _try_folder(folder: Path) -> None:
     """Write a file without a name in a folder, or in the parent that it will be made in."""
-    while parents and not folder.exists():
+    while not folder.exists():
         folder = folder.parent
     with tempfile.TemporaryFile(dir=folder):
         pass

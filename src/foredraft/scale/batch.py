@@ -41,6 +41,7 @@ class BatchFile:
         Raises:
             OSError: an answer cannot be written; those before it are in the file.
         """
+        self._out.parent.mkdir(parents=True, exist_ok=True)
         with self._out.open("ab") as file:
             for line, failed in answers(self._requests()):
                 file.write(line)

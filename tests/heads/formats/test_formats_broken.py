@@ -259,12 +259,11 @@ def test_a_save_that_fails_leaves_what_was_there(tmp_path: Path, lm: CausalLM, m
     hf.save(net, tmp_path / "b", "sglang", lm)
     before = {path.name: path.read_bytes() for path in (tmp_path / "b").iterdir()}
 
-    def fails(tensors: object, file: Path) -> None:
-        file.write_bytes(b"half")
+    def fails(tensors: object) -> bytes:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setitem(save._SAVERS, ".safetensors", fails)
-    with pytest.raises(OSError, match="No space"):
+    monkeypatch.setitem(save._WEIGHTS, ".safetensors", fails)
+    with pytest.raises(DrafterError, match=r"^Cannot write to the folder '.*/b': No space left on device\.$"):
         hf.save(net, tmp_path / "b", "sglang", lm)
     assert {path.name: path.read_bytes() for path in (tmp_path / "b").iterdir()} == before
     monkeypatch.undo()

@@ -8,6 +8,7 @@ from typing import Any
 
 from foredraft.bench.measure.records import Run
 from foredraft.core.errors import DataError, OptionError
+from foredraft.files.write import atomic_folder
 
 
 def write_answers(runs: Sequence[Run], folder: Path) -> list[Path]:
@@ -28,16 +29,20 @@ def write_answers(runs: Sequence[Run], folder: Path) -> list[Path]:
             questions.setdefault((run.task, run.prompts[0]), []).append(run)
     paths = []
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for (model, arm, temperature), questions in found.items():
-            name = "".join(c if c.isalnum() or c in "-_.+" else "-" for c in f"{model}-{arm}-temperature-{temperature}")
-            path = folder / f"{name}.jsonl"
-            answers = [_answer(name, turns) for turns in map(_from_first, questions.values()) if turns]
-            path.write_text("".join(json.dumps(answer) + "\n" for answer in answers), encoding="utf-8")
-            paths.append(path)
+        with atomic_folder(folder) as partial:
+            for settings, questions in found.items():
+                name = _name(*settings)
+                answers = [_answer(name, turns) for turns in map(_from_first, questions.values()) if turns]
+                text = "".join(json.dumps(answer) + "\n" for answer in answers)
+                (partial / f"{name}.jsonl").write_text(text, encoding="utf-8")
+                paths.append(folder / f"{name}.jsonl")
     except OSError as error:
         raise DataError(f"Cannot write answers to {folder}: {error.strerror}.") from None
     return paths
+
+
+def _name(model: str, arm: str, temperature: float) -> str:
+    return "".join(c if c.isalnum() or c in "-_.+" else "-" for c in f"{model}-{arm}-temperature-{temperature}")
 
 
 def _from_first(runs: Sequence[Run]) -> list[Run]:

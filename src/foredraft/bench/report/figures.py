@@ -8,6 +8,7 @@ from pathlib import Path
 from foredraft.bench.measure.summary import Summary
 from foredraft.bench.report import figures_drafts, figures_speed, figures_training
 from foredraft.bench.report.plots import Panel, save, styled
+from foredraft.files.write import atomic_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,14 +136,15 @@ def write_figures(found: Iterable[FigureSet], folder: Path, suffix: str = "svg")
 
     Raises:
         OptionError: unknown suffix.
+        OSError: the folder cannot be written.
     """
-    written = []
-    for each in found:
-        for panel in each.panels:
-            label = panel.label if len(each.panels) > 1 else ""
-            name = "-".join(
-                part for part in (each.kind.name, re.sub(r"[^a-z0-9.]+", "-", label.lower()).strip("-.")) if part
-            )
-            save(panel.figure, folder / f"{name}.{suffix}")
-            written.append(folder / f"{name}.{suffix}")
-    return written
+    figures = {f"{_name(each, panel)}.{suffix}": panel.figure for each in found for panel in each.panels}
+    with atomic_folder(folder) as partial:
+        for name, figure in figures.items():
+            save(figure, partial / name)
+    return [folder / name for name in figures]
+
+
+def _name(figures: FigureSet, panel: Panel) -> str:
+    label = re.sub(r"[^a-z0-9.]+", "-", panel.label.lower()).strip("-.") if len(figures.panels) > 1 else ""
+    return "-".join(filter(None, (figures.kind.name, label)))

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from foredraft.core.errors import OptionError
+from foredraft.files.write import atomic_write
 
 INK, FAINT = "#010203", "#7f8790"
 """The page's text colour, and a neutral colour for grids and background lines."""
@@ -173,13 +174,13 @@ def save(figure: Any, path: Path) -> None:
 
     Raises:
         OptionError: the suffix is not one of ``SUFFIXES``.
+        OSError: the file cannot be written.
     """
     if path.suffix not in SUFFIXES:
         raise OptionError(f"Unknown figure format {path.name}: use one of {', '.join(SUFFIXES)}.")
-    path.parent.mkdir(parents=True, exist_ok=True)
     dated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": {}}[path.suffix]
     with styled():
-        figure.savefig(path, metadata=dated, dpi=200)
+        atomic_write(path, lambda file: figure.savefig(file, format=path.suffix[1:], metadata=dated, dpi=200))
 
 
 def themed_svg(figure: Any, name: str) -> str:

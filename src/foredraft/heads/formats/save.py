@@ -1,10 +1,8 @@
 """Writes a head in one of the published formats, atomically."""
 
 import functools
+import io
 import json
-import os
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +13,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from foredraft.core.errors import DrafterError
+from foredraft.files.write import atomic_folder
 from foredraft.heads.formats import eagle1, eagle3_export, hydra, medusa, native
 from foredraft.heads.formats.info import Contents, ExportOptions
 from foredraft.heads.nets.eagle import Eagle, Eagle3
@@ -71,7 +70,7 @@ def save_head(
     """Write config.json and weights in a format.
 
     Args:
-        folder: created if missing; existing files of the same names are replaced one by one, config.json last.
+        folder: made if missing; see ``atomic_folder``.
         to: one of ``FORMATS``.
         target_name: the target's name, for formats that store it.
         target_config: the target's config as a dictionary.
@@ -80,7 +79,8 @@ def save_head(
         embed: also store the target's embedding; by default only for EAGLE-1, whose original loader requires it.
 
     Raises:
-        DrafterError: the format cannot hold this head (the message says why), or the folder has other weights.
+        DrafterError: the format cannot hold this head (the message says why), or the folder has other weights or
+            cannot be written.
     """
     if to not in FORMATS:
         raise DrafterError(f"Unknown format {to!r}. Known: {', '.join(FORMATS)}.")
@@ -130,27 +130,27 @@ def _stored(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _write(folder: Path, jsons: Mapping[str, Any], tensors: dict[str, Tensor], files: tuple[str, ...]) -> None:
-    """Write all files to a temporary folder, then move them; config.json last, so no incomplete head is ever read."""
+    """Write all files, atomically."""
     _check_weights(folder, files)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=".saving-", dir=folder))
+        with atomic_folder(folder) as partial:
+            for file in files:
+                (partial / file).write_bytes(_WEIGHTS[Path(file).suffix](tensors))
+            for file, entries in jsons.items():
+                (partial / file).write_text(json.dumps(entries, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         raise DrafterError(f"Cannot write to the folder {str(folder)!r}: {error.strerror}.") from error
-    try:
-        for file in files:
-            _SAVERS[Path(file).suffix](tensors, temporary / file)
-        for file, entries in jsons.items():
-            (temporary / file).write_text(json.dumps(entries, indent=2) + "\n", encoding="utf-8")
-        for file in (*files, *jsons):
-            os.replace(temporary / file, folder / file)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _safe(tensors: dict[str, Tensor], file: Path) -> None:
-    # with default permissions; safetensors' own ``save_file`` makes files that only the owner can read
-    file.write_bytes(save(tensors, metadata={"format": "pt"}))
+def _safe(tensors: dict[str, Tensor]) -> bytes:
+    return save(tensors, metadata={"format": "pt"})
 
 
-_SAVERS: dict[str, Callable[[dict[str, Tensor], Path], None]] = {".safetensors": _safe, ".pt": torch.save}
+def _pickled(tensors: dict[str, Tensor]) -> bytes:
+    file = io.BytesIO()
+    torch.save(tensors, file)
+    return file.getvalue()
+
+
+_WEIGHTS: dict[str, Callable[[dict[str, Tensor]], bytes]] = {".safetensors": _safe, ".pt": _pickled}
+"""The contents of a file of weights. Written by us: what the packages write differs in permissions and in errors."""

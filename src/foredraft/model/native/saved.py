@@ -53,7 +53,8 @@ def save_weights(
         progress: called with the name of each weight that is done.
 
     Raises:
-        ModelError: a matrix has inputs that are no multiple of 32, or the file cannot be written.
+        ModelError: a matrix has inputs that are no multiple of 32.
+        OSError: the file cannot be written.
     """
     precision, shapes = PRECISIONS[weights], {name: each.shape for name, each in model.state_dict().items()}
     tied = bool(model.config.get_text_config().tie_word_embeddings)
@@ -71,10 +72,7 @@ def save_weights(
             progress(name)
         out.close()
 
-    try:
-        atomic_write(folder / FILE, write)
-    except OSError as error:
-        raise ModelError(f"Cannot write {str(folder / FILE)!r}: {error.strerror}.") from error
+    atomic_write(folder / FILE, write)
 
 
 class _Writer:

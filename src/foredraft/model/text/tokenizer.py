@@ -5,11 +5,12 @@ import inspect
 import json
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from foredraft.core.errors import DrafterError, PromptError
+from foredraft.core.errors import DrafterError, PromptError, first_line
 
 Message = Mapping[str, Any]
 """``{"role": ..., "content": ...}``; the content is a string, or a list of parts ``{"type": "text", "text": ...}``."""
@@ -85,6 +86,19 @@ class Tokenizer:
             raise PromptError(f"The chat template rejects these messages: {message.splitlines()[0]}") from error
         parts = [text] if quote is None else quote.parts(text)
         return [token for part in parts if part for token in self._ids(part, special=False)]
+
+    def save(self, folder: Path) -> None:
+        """Write the tokenizer's files.
+
+        Raises:
+            OSError: they cannot be written.
+        """
+        try:
+            self.inner.save_pretrained(folder)
+        except OSError:
+            raise
+        except Exception as error:  # tokenizers raises no OSError
+            raise OSError(first_line(error)) from error
 
     @property
     def chat_template(self) -> str:

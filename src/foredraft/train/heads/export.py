@@ -11,6 +11,7 @@ import torch
 from safetensors import SafetensorError
 
 from foredraft.core.errors import DataError
+from foredraft.files.write import atomic_folder
 from foredraft.heads import formats
 from foredraft.heads.formats.medusa import write_second
 from foredraft.heads.nets.hydra import HydraConfig
@@ -84,41 +85,22 @@ def save_draft(model: Any, folder: Path, loaded: Loaded, notes: dict[str, Any]) 
 
 
 def _save_model(model: Any, folder: Path, loaded: Loaded, notes: dict[str, Any], more: dict[str, torch.Tensor]) -> None:
-    partial = folder.with_name(f".{folder.name}.partial")
+    _check_replaceable(folder)
     model = model.bfloat16()
     try:
-        shutil.rmtree(partial, ignore_errors=True)
-        with quiet():
-            model.save_pretrained(partial, state_dict={**model.state_dict(), **more})
-        if loaded.tokenizer is not None:
-            loaded.tokenizer.inner.save_pretrained(partial)
-        for file in partial.glob("*.safetensors"):
-            shutil.copymode(partial / "config.json", file)  # safetensors makes files private
-        (partial / "provenance.json").write_text(json.dumps(notes, indent=2) + "\n", encoding="utf-8")
-        _replace(folder, partial)
+        with atomic_folder(folder, whole=True) as partial:
+            with quiet():
+                model.save_pretrained(partial, state_dict={**model.state_dict(), **more})
+            if loaded.tokenizer is not None:
+                loaded.tokenizer.save(partial)
+            for file in partial.glob("*.safetensors"):
+                shutil.copymode(partial / "config.json", file)  # safetensors makes files private
+            (partial / "provenance.json").write_text(json.dumps(notes, indent=2) + "\n", encoding="utf-8")
     except (OSError, RuntimeError, SafetensorError) as error:
         raise DataError(f"Cannot write the trained model to {folder}: {error}.") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _check_replaceable(folder: Path) -> None:
+    """Refuse to replace anything but the result of an earlier run."""
     if folder.exists() and not all((folder / name).is_file() for name in ("config.json", "provenance.json")):
         raise DataError(f"{folder} exists and is not the result of a run: use another --out.")
-
-
-def _replace(folder: Path, new: Path) -> None:
-    """Move a finished folder into place, replacing only the result of an earlier run.
-
-    Raises:
-        DataError: the path has something else.
-    """
-    _check_replaceable(folder)
-    if not folder.exists():
-        new.rename(folder)
-        return
-    old = folder.with_name(f".{folder.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    folder.rename(old)
-    new.rename(folder)
-    shutil.rmtree(old, ignore_errors=True)
