@@ -14,8 +14,7 @@ from foredraft.core.drafter import Plan, StepOut, View
 from foredraft.core.rng import Noise, Stream
 from foredraft.core.tree import PAD, TokenTree, merge_paths
 from foredraft.core.verify import greedy
-from foredraft.drafters.common.ngram_pool import NgramPool
-from foredraft.drafters.lookahead import Lookahead, Options
+from foredraft.drafters.lookahead import Lookahead, NgramPool, Options
 from foredraft.engine.policy import Constant
 from foredraft.model.hf.causal_lm import CausalLM
 

@@ -17,8 +17,7 @@ from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.tree_optimizer import OptimalTrees
 from foredraft.core.verify import DEFAULT, RULES
 from foredraft.drafters import sequoia
-from foredraft.drafters.common.acceptance import as_text, measure_acceptance, read_acceptance
-from foredraft.drafters.sequoia import Options, Sequoia
+from foredraft.drafters.sequoia import Options, Sequoia, as_text, measure_acceptance, read_acceptance
 from foredraft.engine.cost_model import CostTable
 from foredraft.engine.policy import Constant
 from foredraft.model.hf.causal_lm import CausalLM

@@ -16,8 +16,7 @@ from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.build_context import NestedDrafter
 from foredraft.drafters.common.draft_runner import Forwards
 from foredraft.drafters.common.partial_cache_sync import RECENT, PartialCacheSync
-from foredraft.drafters.common.windowed_runner import WindowedRunner
-from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
+from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions, WindowedRunner
 from foredraft.drafters.triforce import Options, TriForce
 from foredraft.engine.generator import Generator
 from foredraft.model.hf.causal_lm import CausalLM

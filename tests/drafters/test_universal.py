@@ -22,9 +22,8 @@ from foredraft.core.rng import derive_seeds
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.verify import RULES
 from foredraft.drafters.common.draft_runner import Forwards
-from foredraft.drafters.common.retokenizer import Retokenizer
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
-from foredraft.drafters.universal import Options, Universal, coverage
+from foredraft.drafters.universal import Options, Retokenizer, Universal, coverage
 from foredraft.engine.policy import Constant
 from foredraft.model.hf.causal_lm import CausalLM
 from foredraft.model.text.tokenizer import Tokenizer
