@@ -13,6 +13,7 @@ import pytest
 import foredraft
 from foredraft.engine.generator import Result
 from foredraft.engine.policy import Constant
+from native import needs_compiler
 
 SHIPPED = json.loads((Path(__file__).parent / "acceptance.json").read_text("utf-8"))
 PROMPTS = [
@@ -27,12 +28,22 @@ PROMPTS = [
 ]
 
 
-EVERY = pytest.mark.parametrize(("spec", "temperature"), [(spec, heat) for spec in SHIPPED for heat in SHIPPED[spec]])
+EVERY = pytest.mark.parametrize(
+    ("weights", "spec", "temperature"),
+    [
+        pytest.param(weights, spec, heat, marks=[needs_compiler] if weights == "int8" else [])
+        for weights, specs in SHIPPED.items()
+        for spec, heats in specs.items()
+        for heat in heats
+    ],
+)
+"""Heads in float32 on transformers, and in int8 on the native engine."""
 
 
 @functools.cache
-def results(spec: str, temperature: str) -> list[Result]:
-    g = foredraft.load("sample", spec, dtype="float32", device="cpu")
+def results(weights: str, spec: str, temperature: str) -> list[Result]:
+    precision = {"dtype": "float32"} if weights == "float32" else {"weights": weights}
+    g = foredraft.load("sample", spec, device="cpu", **precision)
     options = {"max_new_tokens": 64, "min_new_tokens": 64, "temperature": float(temperature), "seed": 0}
     if spec == "none":
         return g.batch(PROMPTS, **options)
@@ -43,13 +54,14 @@ def results(spec: str, temperature: str) -> list[Result]:
 
 @pytest.mark.slow
 @EVERY
-def test_the_bundled_heads_accept_as_much_as_when_they_were_shipped(spec: str, temperature: str):
-    said = results(spec, temperature)
+def test_the_bundled_heads_accept_as_much_as_when_they_were_shipped(weights: str, spec: str, temperature: str):
+    said = results(weights, spec, temperature)
     length = sum(len(r.tokens) for r in said) / sum(r.stats.target_forwards for r in said)
-    assert length > 0.97 * SHIPPED[spec][temperature]
+    assert length > 0.97 * SHIPPED[weights][spec][temperature]
 
 
 @pytest.mark.slow
 @EVERY
-def test_they_say_what_the_model_says(spec: str, temperature: str):
-    assert [r.tokens for r in results(spec, temperature)] == [r.tokens for r in results("none", temperature)]
+def test_they_say_what_the_model_says(weights: str, spec: str, temperature: str):
+    plain = results(weights, "none", temperature)
+    assert [r.tokens for r in results(weights, spec, temperature)] == [r.tokens for r in plain]
