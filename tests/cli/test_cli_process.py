@@ -32,7 +32,7 @@ def test_help_and_version_import_neither_torch_nor_transformers(environment):
 COMPLETED = {
     "ch": ["chat", "check"],
     "generate --drafter eagle": ["eagle1", "eagle2", "eagle3"],
-    "chat --max": ["--max-batch-size", "--max-new-tokens"],
+    "chat --max": ["--max-batch-size", "--max-prefill-tokens", "--max-new-tokens"],
     "bench -d transformers_": ["transformers_assisted", "transformers_lookup"],
     "tune -d seq": ["sequoia"],
     "check -d early": ["early_exit"],

@@ -60,7 +60,7 @@ def test_examples_of_the_help_are_command_lines(run: Run, name: str):
     for line in file.EXAMPLES:
         assert line in text
         words = shlex.split(line.partition(" < ")[0].replace("torchrun --nproc-per-node 8 -m ", ""))
-        assert words[0] == "foredraft" and name in ("", words[1], "tune", "skip", "viewer", "quantize"), (
+        assert words[0] == "foredraft" and name in ("", words[1], "tune", "skip", "viewer", "quantize", "answers"), (
             "the last four show what goes with them"
         )
         build(words[1]).make_context(words[1], words[2:], resilient_parsing=True)  # an unknown option raises

@@ -29,6 +29,7 @@ GROUPS = {
     },
     "Train and convert": {
         "train": "Train a draft head or a draft model for a target.",
+        "answers": "Write a model's answers to many prompts, as training data of its drafters.",
         "skip": "Search for the layers that a layer_skip draft can skip.",
         "quantize": "Quantise a model for the CPU engine and save it.",
         "export": "Convert a draft head for vLLM, SGLang or its original code.",

@@ -7,7 +7,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -24,6 +24,8 @@ from foredraft.train.data.sources import Sample, read_sources, sample_of, templa
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
+
+_NEXT = {"role": "assistant", "content": ""}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +62,18 @@ def regenerate(
         OptionError: another call writes this file.
     """
     prompts = _chosen(generator, sources, options, report)
+    return write_answers(generator, prompts, out, options, report, accelerator)
+
+
+def write_answers(
+    generator: Generator,
+    prompts: list[list[int]],
+    out: Path,
+    options: RegenerateOptions,
+    report: Report = lambda line: None,
+    accelerator: "Accelerator | None" = None,
+) -> Path:
+    """As ``regenerate``, to these prompts."""
     first = accelerator is None or accelerator.is_main_process
     with lock_folder(out.parent, f".{out.name}.lock") if first else contextlib.nullcontext():
         before = _answered(out, prompts)
@@ -113,8 +127,8 @@ class _Size:
 def _chosen(generator: Generator, sources: list[str], options: RegenerateOptions, report: Report) -> list[list[int]]:
     """The prompts: those that fit into the model's context, of which ``options.count``."""
     assert generator.tokenizer is not None
-    found = list(_prompts(read_sources(sources), generator.tokenizer, options.prompt_tokens))
-    fitting = [prompt for prompt in found if _fits(generator, prompt, options)]
+    found = list(prompts_of(read_sources(sources), generator.tokenizer, options.prompt_tokens))
+    fitting = [prompt for prompt in found if fits(generator, prompt, options)]
     if not found or not fitting:
         reason = "; all are longer than the model's context" if found else ""
         raise DataError(f"No prompts in {', '.join(sources)}{reason}: add texts or chats.")
@@ -123,7 +137,8 @@ def _chosen(generator: Generator, sources: list[str], options: RegenerateOptions
     return _evenly(fitting, options.count)
 
 
-def _fits(generator: Generator, prompt: list[int], options: RegenerateOptions) -> bool:
+def fits(generator: Generator, prompt: list[int], options: AnswerOptions) -> bool:
+    """Whether a prompt and the longest answer fit into the model's context."""
     try:
         generator.engine.request(prompt, options.params(0), ())
     except PromptError:
@@ -154,11 +169,13 @@ def _append(out: Path, files: list[Path]) -> None:
         file.unlink()
 
 
-def _prompts(samples: Iterator[Sample], tokenizer: Tokenizer, length: int) -> Iterator[list[int]]:
+def prompts_of(samples: Iterable[Sample], tokenizer: Tokenizer, length: int) -> Iterator[list[int]]:
+    """The prompts of samples: the turns before each answer of a chat and those of one that waits for its answer, and
+    the first tokens of a text."""
     for sample in samples:
         if sample.messages is not None:
-            for number, turn in enumerate(sample.messages):
-                if turn["role"] == "assistant" and number:
+            for number, turn in enumerate([*sample.messages, _NEXT]):
+                if turn["role"] == "assistant" and number and sample.messages[number - 1]["role"] != "assistant":
                     yield _chat_prompt(sample, tokenizer, number)
         elif sample.text is not None:
             ids = tokenizer.encode_many([sample.text[: 16 * length]])[0][:length]

@@ -1,0 +1,110 @@
+"""``foredraft answers``."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from foredraft.cli.choices import MODEL, ModelChoice
+from foredraft.cli.console import busy, errors
+from foredraft.cli.exit_status import Interrupted, terminable
+from foredraft.cli.flags import Group, flags
+from foredraft.cli.train_progress import Progress
+from foredraft.core.errors import OptionError
+
+_PROMPTS = ".prompts.jsonl"
+EXAMPLES = (
+    "foredraft answers run/answers -m PATH --weights int4 --own-prompts 20000 --temperature 0 --temperature 1",
+    "foredraft answers run/answers -m PATH --data chats.jsonl --exclude humaneval.jsonl",
+    "foredraft train eagle3 -m PATH --data run/answers --out run",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompts:
+    """What is answered."""
+
+    own_prompts: int = field(default=0, metadata={"help": "User turns that the model writes itself, as in Magpie."})
+    data: tuple[str, ...] = field(
+        default=(), metadata={"help": "Chats or texts: JSON Lines, folder, or datasets:NAME; repeatable."}
+    )
+    exclude: tuple[str, ...] = field(
+        default=(), metadata={"help": "Prompt file of a benchmark, whose prompts are left out; repeatable."}
+    )
+    count: int = field(default=20_000, metadata={"help": "Most prompts, chosen at random."})
+    prompt_tokens: int = field(default=48, metadata={"help": "Tokens of a text that are the prompt."})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How answers are made."""
+
+    temperature: tuple[float, ...] = field(
+        default=(0.0, 1.0), metadata={"help": "Of the answers; repeatable: each prompt is answered at each [0 and 1]."}
+    )
+    max_new_tokens: int = field(default=256, metadata={"help": "Maximum tokens of an answer."})
+
+
+@flags(choice=MODEL, prompts=Group(Prompts, "Prompts"), sampling=Group(Sampling, "Answers"))
+def command(
+    out: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder for the answers, a file for a temperature.")],
+    *,
+    choice: ModelChoice,
+    prompts: Prompts,
+    sampling: Sampling,
+) -> None:
+    """Write a model's answers to many prompts, as training data of its drafters.
+
+    The folder is --data of foredraft train. The same command continues an interrupted run. Prompts that occur twice,
+    or share 13 words in a row with an excluded one, are left out.
+    """
+    if not prompts.own_prompts and not prompts.data:
+        raise OptionError("There is nothing to answer: give --own-prompts COUNT or --data FILE.")
+    progress = Progress()
+    with terminable():
+        try:
+            files = _answer(out, choice, prompts, sampling, progress)
+        except KeyboardInterrupt as error:
+            raise Interrupted(_kept(progress), error) from None
+    errors().print(f"Wrote {', '.join(map(str, files))}.", style="dim", markup=False, soft_wrap=True)
+
+
+def _answer(out: Path, choice: ModelChoice, prompts: Prompts, sampling: Sampling, progress: Progress) -> Sequence[Path]:
+    from foredraft.core.sampling.params import SamplingParams
+    from foredraft.files.write import check_writable_folder
+    from foredraft.train.data.own_prompts import Benchmarks, choose, own_prompts, write_all
+    from foredraft.train.data.regenerate import RegenerateOptions
+
+    for heat in sampling.temperature:  # before hours are spent
+        SamplingParams(max_new_tokens=sampling.max_new_tokens, temperature=heat)
+    options = RegenerateOptions(
+        count=prompts.count,
+        prompt_tokens=prompts.prompt_tokens,
+        new_tokens=sampling.max_new_tokens,
+        batch=choice.max_batch_size,
+    )
+    benchmarks = Benchmarks(_texts(prompts.exclude))
+    check_writable_folder(out)
+    with choice.load() as generator, busy("Reading") as progress.update:
+        written: list[str] = []
+        if prompts.own_prompts:
+            file = out / _PROMPTS
+            written = own_prompts(generator, prompts.own_prompts, file, options.batch, progress.report)
+        chosen = choose(generator, written, prompts.data, options, benchmarks, progress.report)
+        kinds = [replace(options, temperature=heat) for heat in dict.fromkeys(sampling.temperature)]
+        return write_all(generator, chosen, out, kinds, progress.report)
+
+
+def _texts(files: Sequence[str]) -> list[str]:
+    """What users say in the prompts of benchmark files."""
+    from foredraft.bench.prompts import read_prompts
+
+    return [turn for file in files for prompt in read_prompts(file) for turn in prompt.turns]
+
+
+def _kept(progress: Progress) -> str:
+    if not progress.of:
+        return "Interrupted before an answer was begun; the same command starts over."
+    return f"Interrupted after {progress.answers} of {progress.of} answers; the same command continues from there."
