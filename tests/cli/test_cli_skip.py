@@ -8,7 +8,7 @@ import pytest
 from cli_cases import PROMPT, Run
 
 import foredraft
-from foredraft.drafters.common.skip_config import read_skip_config
+from foredraft.drafters.layer_skip.config import read_skip_config
 from foredraft.engine.generator import Generator
 
 SMALL = ("--count", "2", "--max-new-tokens", "12", "--min-new-tokens", "12", "--longest", "3", "--trials", "8")

@@ -12,9 +12,9 @@ import tiny
 from foredraft.core.errors import DrafterError, OptionError
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.drafters.common.self_speculative import SelfSpeculativeDrafter
-from foredraft.drafters.common.skip_config import SkipConfig, read_skip_config, write_skip_config
 from foredraft.drafters.early_exit import EarlyExit, Options as ExitOptions
-from foredraft.drafters.layer_skip import LayerSkip, Options as SkipOptions
+from foredraft.drafters.layer_skip.config import SkipConfig, read_skip_config, write_skip_config
+from foredraft.drafters.layer_skip.method import LayerSkip, Options as SkipOptions
 from foredraft.engine.generator import Generator
 from foredraft.engine.policy import Constant
 from foredraft.model.hf.causal_lm import CausalLM

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from foredraft.bench.tune.skip_search import SearchBudget, SkipTrial, layers_by_kind, search
 from foredraft.cli.choices import TARGET, OutputChoice, TargetChoice, check_processes
 from foredraft.cli.console import busy, output
 from foredraft.cli.exit_status import Interrupted, keeping_nothing, terminable
 from foredraft.cli.flags import Group, flags
 from foredraft.core.errors import OptionError
+from foredraft.drafters.layer_skip.search import SearchBudget, SkipTrial, layers_by_kind, search
 
 if TYPE_CHECKING:
-    from foredraft.bench.tune.skip_trials import Sample
+    from foredraft.drafters.layer_skip.trials import Sample
     from foredraft.engine.generator import Generator
 
 _LENGTH = "num_assistant_tokens"
@@ -63,7 +63,7 @@ def command(*, target: TargetChoice, samples: Samples, budget: SearchBudget, sho
     from foredraft.files.write import check_writable
 
     check_writable(shown.out)
-    from foredraft.bench.tune.skip_trials import SkipEvaluator, TrialLog
+    from foredraft.drafters.layer_skip.trials import SkipEvaluator, TrialLog
     from foredraft.files.provenance import short
 
     with busy(f"Loading {target.model}"):
@@ -96,7 +96,7 @@ def command(*, target: TargetChoice, samples: Samples, budget: SearchBudget, sho
 
 
 def _answers(plain: "Generator", samples: Samples, seed: int) -> "list[Sample]":
-    from foredraft.bench.tune.skip_trials import Sample
+    from foredraft.drafters.layer_skip.trials import Sample
 
     prompts = [plain.encode(prompt.prompt) for prompt in samples.read()]
     results = plain.batch(prompts, samples.params(seed))
@@ -126,7 +126,7 @@ def _to_json(best: SkipTrial) -> dict[str, Any]:
 
 
 def _write(path: str, model: str, layers: int, best: SkipTrial, about: dict[str, Any]) -> None:
-    from foredraft.drafters.common.skip_config import SkipConfig, write_skip_config
+    from foredraft.drafters.layer_skip.config import SkipConfig, write_skip_config
     from foredraft.files.provenance import provenance, short
 
     facts = {**about, **_to_json(best), "provenance": provenance()}

@@ -190,7 +190,7 @@ _BUILT_IN: dict[str, Method] = {
         size="num_assistant_tokens",
     ),
     "layer_skip": Method(
-        "foredraft.drafters.layer_skip:LayerSkip",
+        "foredraft.drafters.layer_skip.method:LayerSkip",
         (Law.CHAIN, Law.FIXED),
         "layers to skip, found by foredraft skip",
         "The target drafts without some of its attention and MLP blocks, in its own cache.",

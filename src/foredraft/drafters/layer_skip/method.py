@@ -11,7 +11,7 @@ from foredraft.core.errors import DrafterError, OptionError
 from foredraft.drafters.common.build_context import BuildContext
 from foredraft.drafters.common.chain import ChainOptions
 from foredraft.drafters.common.self_speculative import SkippingDrafter
-from foredraft.drafters.common.skip_config import read_skip_config
+from foredraft.drafters.layer_skip.config import read_skip_config
 from foredraft.model.base import TargetModel
 from foredraft.model.kv.cache import SlotCache
 from foredraft.model.partial.skipping import layers_of

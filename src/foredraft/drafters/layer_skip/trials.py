@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from foredraft.bench.tune.skip_search import KINDS, SkipTrial, Sublayer, layers_by_kind
 from foredraft.core.errors import DataError, OptionError
 from foredraft.core.theory import acceptance
+from foredraft.drafters.layer_skip.search import KINDS, SkipTrial, Sublayer, layers_by_kind
 from foredraft.files.read import json_lines
 from foredraft.files.write import atomic_write_text
 from foredraft.model.base import TargetModel

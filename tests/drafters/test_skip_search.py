@@ -11,11 +11,11 @@ import pytest
 import torch
 
 import tiny
-from foredraft.bench.tune.skip_search import SearchBudget, SkipTrial, Sublayer, search
-from foredraft.bench.tune.skip_trials import Sample, SkipEvaluator, TrialLog
 from foredraft.core.errors import DataError, OptionError
 from foredraft.core.sampling.params import SamplingParams
-from foredraft.drafters.layer_skip import LayerSkip, Options
+from foredraft.drafters.layer_skip.method import LayerSkip, Options
+from foredraft.drafters.layer_skip.search import SearchBudget, SkipTrial, Sublayer, search
+from foredraft.drafters.layer_skip.trials import Sample, SkipEvaluator, TrialLog
 from foredraft.engine.policy import Constant
 from foredraft.model.hf.causal_lm import CausalLM
 from foredraft.model.hf.taps import decoder_layers
