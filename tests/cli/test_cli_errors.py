@@ -1,5 +1,6 @@
 """Bad input: one sentence on stderr, exit status 2, nothing on stdout, no file."""
 
+import gc
 import shutil
 import socket
 from pathlib import Path
@@ -164,6 +165,19 @@ def test_a_port_in_use_is_refused_before_the_model_is_loaded(run: Run):
         port = taken.getsockname()[1]
         said = run("serve", "--port", str(port), "-m", "./absent").refusal
     assert f"Cannot listen on 127.0.0.1:{port}: Address already in use; choose another --host or --port." in said
+
+
+def test_a_server_that_does_not_start_leaves_no_objects_frozen(run: Run, model: Path, monkeypatch: pytest.MonkeyPatch):
+    """Native code lists those on stderr at the end."""
+    thresholds = gc.get_threshold()
+    monkeypatch.setenv("FOREDRAFT_API_KEY", " , ")
+    monkeypatch.setattr("foredraft.serve.logs.log_to_stderr", lambda: None)
+    try:
+        assert "holds no key" in run("serve", "-m", model, "--port", "0").refusal
+        assert gc.get_freeze_count() == 0
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()
 
 
 def test_a_model_of_nan(run: Run, model: Path, tmp_path: Path):

@@ -62,9 +62,11 @@ def command(
     gc.collect()
     gc.freeze()  # a full collection of what has been loaded takes 0.25 s, in which no request goes on
     gc.set_threshold(10_000)  # else collections while a body of a million values is read take longer than the reading
-    running = Server(generator, server.served_model_name or (choice.name,), server)
-    running.run()
-    gc.unfreeze()  # else triton's native code lists on stderr all of its objects that are never collected
+    try:
+        running = Server(generator, server.served_model_name or (choice.name,), server)
+        running.run()
+    finally:
+        gc.unfreeze()  # else triton's native code lists on stderr all of its objects that are never collected
     if running.app.state.api.conversions.uninterruptible:  # the end of Python would wait for it
         logging.shutdown()
         os._exit(0)
