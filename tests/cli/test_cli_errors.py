@@ -96,7 +96,6 @@ def test_one_sentence_status_2_and_no_file(
         ("bench", "--out", "FILE"),
         ("bench", "--spec-bench", "FILE/answers"),
         ("tune", "--out", "FILE.json"),
-        ("tune", "--target-batch", "1", "--page", "FILE"),
         ("skip", "--out", "FILE"),
         ("generate", "--record", "FILE", PROMPT),
         ("batch", "absent.jsonl", "FILE"),

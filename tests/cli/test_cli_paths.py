@@ -15,7 +15,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("-d", "none", *SHORT, "--out", "new/a/bench.jsonl", "--spec-bench", "new/b/answers"),
         ("new/a/bench.jsonl", "new/b/answers/tiny-none-temperature-0.0.jsonl"),
     ),
-    "tune": ((*TUNE, "--out", "new/a/tuned.json", "--page", "new/b/page.md"), ("new/a/tuned.json", "new/b/page.md")),
+    "tune": ((*TUNE, "--out", "new/a/tuned.json"), ("new/a/tuned.json",)),
     "skip": ((*SHORT, "--longest", "1", "--trials", "2", "--out", "new/a/skips.json"), ("new/a/skips.json",)),
 }
 """Commands with a model: the arguments, and what they write."""

@@ -11,6 +11,8 @@ from cli_cases import PROMPT, Run
 import foredraft
 from foredraft.bench.tune.predict import Prediction
 from foredraft.bench.tune.tune import BatchPoint, Configuration, TuneConfig, Tuner, Tuning
+from foredraft.cli.tune import batch_sizes
+from foredraft.core.errors import OptionError
 from foredraft.engine.cost_model import CostTable
 from foredraft.heads.formats.tuned import Tuned, read_tuned
 
@@ -61,20 +63,12 @@ def test_the_bundled_model_and_its_head(run: Run, tmp_path: Path, monkeypatch: p
     assert "tuned.json: foredraft generate --model sample --drafter tuned.json" in spoken(ended.out)
 
 
-@pytest.mark.slow
-def test_the_page_on_the_bundled_model(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
-    arguments = ("-d", "eagle3,nodes=7,depth=3", "--count", "1", "--max-new-tokens", "12", "--verify", "1")
-    ended = run("tune", *arguments, "--target-batch", "1..2")
-    assert ended.status == 0 and ended.err == "", ended.err
-    assert "deployment.md says which engine to use, and why." in spoken(ended.out)
-    page, written = (tmp_path / "deployment.md").read_text(), read_tuned("tuned.json")
-    assert page.startswith("# Deployment of sample\n\nUse **foredraft**:"), "measured on a CPU"
-    drafter = "none" if "No drafter pays here" in page else "tuned.json"
-    assert f"foredraft serve --model sample --drafter {drafter}\n" in page
-    if written.drafter != "none":
-        assert "| 1 | " in page and "| 2 | " in page and "| 4 | " not in page
-    assert "| EAGLE-3 heads |" in page and "torch" in page.splitlines()[-1]
+def test_ranges_and_lists_of_batch_sizes():
+    assert batch_sizes("1..64") == (1, 2, 4, 8, 16, 32, 64) and batch_sizes("3..20") == (3, 4, 8, 16, 20)
+    assert batch_sizes("8,1,24") == (1, 8, 24) and batch_sizes("4") == (4,) and batch_sizes("2..2") == (2,)
+    for wrong in ("", "0..4", "8..2", "a", "1..", "1,,2", "-1"):
+        with pytest.raises(OptionError, match="write a range, as in 1..64"):
+            batch_sizes(wrong)
 
 
 def test_a_prompt_that_is_too_long_is_one_sentence(run: Run, model: Path, tmp_path: Path):

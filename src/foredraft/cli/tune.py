@@ -48,7 +48,7 @@ class What(OutputChoice):
     )
     target_batch: str | None = field(
         default=None,
-        metadata={"help": "Batch sizes of a deployment, as in 1..64 or 1,8,24: test these, and write --page."},
+        metadata={"help": "Instead: batch sizes of a deployment, as in 1..64 (powers of two) or 1,8,24."},
     )
 
 
@@ -58,9 +58,6 @@ class Output:
 
     verify: int = field(default=3, metadata={"help": "Number of predicted configurations to run, best methods first."})
     out: str = field(default="tuned.json", metadata={"help": "File for the choice; pass it to --drafter."})
-    page: str = field(
-        default="deployment.md", metadata={"help": "With --target-batch: page that says which engine to use, and why."}
-    )
     json: bool = field(default=False, metadata={"help": "Print one JSON object."})
 
 
@@ -80,13 +77,10 @@ def command(*, choice: Choice, what: What, shown: Output) -> None:
     """Find the fastest drafter and draft size for this machine.
 
     Times forwards, runs each method once at its largest size, predicts all smaller sizes, and runs the best of them.
-    Writes the choice to a file for --drafter, and prints it for vLLM and SGLang. With --target-batch it also writes a
-    page that says which engine to deploy on.
+    Writes the choice to a file for --drafter, and prints it for vLLM and SGLang.
     """
     _check(what, shown)
     check_processes()
-    from foredraft.bench.tune.deployment import batch_sizes
-
     batches = what.batch_size if what.target_batch is None else batch_sizes(what.target_batch)
     prompts = [prompt.prompt for prompt in what.read()]
     from foredraft.bench.tune.candidates import default_drafters
@@ -107,15 +101,10 @@ def command(*, choice: Choice, what: What, shown: Output) -> None:
             found = tuner.run(config)
     servers = server_config(_sized(found), _chain(found)) if found.chosen is not None else None
     _write(shown.out, choice.model, found, what)
-    if what.target_batch is not None:
-        deployed = plain.engine.target.device.type
-        _write_page(shown, found, choice, deployed, batches)
     if shown.json:
         typer.echo(json.dumps(_to_json(found, servers)))
         return
     _print(found, servers, shown.out, choice)
-    if what.target_batch is not None:
-        output().print(f"{shown.page} says which engine to use, and why.", soft_wrap=True, markup=False)
 
 
 def _check(what: What, shown: Output) -> None:
@@ -127,18 +116,27 @@ def _check(what: What, shown: Output) -> None:
     from foredraft.files.write import check_writable
 
     check_writable(shown.out)
-    if what.target_batch is not None:
-        check_writable(shown.page)
 
 
-def _write_page(shown: Output, found: "Tuning", choice: Choice, device: str, batches: tuple[int, ...]) -> None:
-    from foredraft.bench.report.tables import provenance as sentence
-    from foredraft.bench.tune.deployment import Deployment, page
-    from foredraft.files.provenance import provenance
-    from foredraft.files.write import write_text
+def batch_sizes(text: str) -> tuple[int, ...]:
+    """The batch sizes of a list (1,8,24) or of a range by powers of two (1..64), rising.
 
-    wanted = Deployment(choice.model, device, batches, shown.out, choice.arguments)
-    write_text(shown.page, page(found, wanted, sentence(provenance())))
+    Raises:
+        OptionError: neither of them, or a size below 1.
+    """
+    first, dots, last = text.partition("..")
+    try:
+        if dots:
+            low, high = int(first), int(last)
+            sizes = {low, high, *(2**power for power in range(high.bit_length()) if low < 2**power < high)}
+        else:
+            sizes = {int(part) for part in text.split(",")}
+            low, high = min(sizes), max(sizes)
+    except ValueError:
+        low, high, sizes = 0, 0, set()
+    if not 1 <= low <= high:
+        raise OptionError(f"Invalid --target-batch {text!r}: write a range, as in 1..64, or a list, as in 1,8,24.")
+    return tuple(sorted(sizes))
 
 
 def _sized(found: "Tuning") -> str:

@@ -1,7 +1,7 @@
 """A drafter as server options: vLLM's ``speculative_config`` and SGLang's flags.
 
-Names as of vLLM 0.33 and SGLang 0.5.23. vLLM drafts chains only; SGLang's trees are those of EAGLE-2. Heads must first
-be converted with ``foredraft export``.
+vLLM drafts chains only; SGLang's trees are those of EAGLE-2. Heads must first be converted with ``foredraft export``.
+The versions whose names these are: docs/measure.md.
 """
 
 from dataclasses import dataclass
