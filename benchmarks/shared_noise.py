@@ -7,7 +7,7 @@ A pair is a drafter with shared noise and one of the same size whose drafts are 
 the same prompts, with everything drafted in every step. One JSON line a cell: of each text its tokens and forwards of
 the target, and how many texts differ from plain decoding's of the seed. Times do not matter, so other work may run.
 Cells come in rounds of ``--texts`` prompts; a finished cell is not run again, so an interrupted run goes on where it
-was, and a longer one adds rounds.
+was, and a longer one adds rounds. ``--methods`` runs some pairs alone.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import functools
 import itertools
 import json
 import random
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -170,13 +171,17 @@ def table(path: Path = RESULTS) -> str:
     shared = [cell for cell in kinds["cell"] if cell["rule"] == SHARED]
     compared, differ = sum(len(cell["texts"]) for cell in shared), sum(cell["differ"] for cell in shared)
     most = max(len(each) for each in texts.values())
+    origins = kinds["provenance"]
+    commits = list(dict.fromkeys(each["commit"][:9] for each in origins))
+    several = {"commits": f"commits {', '.join(commits)}"} if len(commits) > 1 else {}
     return "\n".join(
         [
             *lines,
             f"Tokens per forward of the target with shared noise / with the ratio rule, and their ratio with its 95 % "
             f"bootstrap interval over the same prompts; up to {most} texts a cell. {differ} of the {compared} texts "
-            f"with shared noise differ from plain decoding's. {origin_line(kinds['provenance'][0])}. Made by "
-            f"`{kinds['provenance'][0]['command']}`.",
+            f"with shared noise differ from plain decoding's. {origin_line({**origins[0], **several})}. Made by "
+            "`python benchmarks/shared_noise.py`, with the options in "
+            "[shared_noise.jsonl](../../benchmarks/results/shared_noise.jsonl).",
         ]
     )
 
@@ -203,7 +208,7 @@ def main() -> None:
     made = read(args.out).get("cell", []) if args.out.exists() else []
     done = {(each["target"], each["spec"], each["rule"], each["temperature"], each["round"]) for each in made}
     with args.out.open("a", encoding="utf-8") as file:
-        command = f"python benchmarks/shared_noise.py {' '.join(sys.argv[1:])}"
+        command = f"python benchmarks/shared_noise.py {shlex.join(sys.argv[1:])}"
         file.write(json.dumps(provenance(command)) + "\n")
         for cell in cells(args, done):
             file.write(json.dumps(cell) + "\n")

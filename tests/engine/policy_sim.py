@@ -151,7 +151,8 @@ def run(policy: Policy, world: World, steps: int, rows: int = 1) -> Ran:
 
 def step_of(world: World, plan: Plan, rows: int, fresh: int = 0) -> StepDone:
     """What a step with this plan comes to."""
-    grown = [world.grow(plan.length, plan.level_worth) for _ in range(rows)]
+    least = 0.0 if world.needs.whole else plan.level_worth
+    grown = [world.grow(plan.length, least) for _ in range(rows)]
     drafts = [nodes for nodes, _, _ in grown]
     kept = [list(range(1 + (plan.nodes or len(nodes.parents) - 1))) for nodes in drafts]
     if plan.worth is not None and plan.worth.prices:

@@ -21,6 +21,9 @@ STEPS = 1000
 ALIKE = {
     "cheap draft": World(CHAIN, always(0.8), lambda levels: 0.05 * levels, lambda nodes: 1 + 0.03 * (nodes - 1)),
     "dear draft": World(CHAIN, always(0.8), lambda levels: 0.2 * levels, lambda nodes: 1 + 0.05 * (nodes - 1)),
+    "made whole": World(
+        replace(CHAIN, whole=True), always(0.7), lambda levels: 0.3 * levels, lambda nodes: 1 + 0.03 * (nodes - 1)
+    ),
     "short": World(CHAIN, always(0.6), lambda levels: 0.1 * levels, lambda nodes: 1 + 0.05 * (nodes - 1)),
 }
 """All drafts are alike, so that no policy can beat the best fixed size."""

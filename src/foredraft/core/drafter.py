@@ -41,7 +41,8 @@ class Needs:
     the options' law. ``learns``: drafts depend on other requests. ``shares_text``: drafts may hold text of other
     requests. ``target_cache``: it drafts in the target's KV cache, which then holds committed tokens only. ``ahead``:
     it can draft for rows whose lengths only the device knows (see ``View.slack``), and so before the last step was read
-    back. ``whole``: some nodes are no guesses but are read for the drafter, so its drafts are verified whole.
+    back. ``whole``: its drafts are made and verified whole, so their size is chosen before: it cannot stop where more
+    does not pay, or some nodes are no guesses but are read for the drafter.
     """
 
     hidden_layers: tuple[int, ...] = ()

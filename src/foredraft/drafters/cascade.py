@@ -66,6 +66,7 @@ class Cascade(RunnerDrafter[NestedLoop]):
             max_nodes=options.num_assistant_tokens,
             learns=inner.learns or inner.target_cache,
             shares_text=inner.shares_text,
+            whole=True,
         )
         super().__init__(needs, loop)
 

@@ -94,7 +94,13 @@ class TriForce(RunnerDrafter[NestedLoop]):
             )
         self.full = full
         inner = part.drafter.needs
-        needs = Needs(max_nodes=options.gamma, learns=inner.learns, shares_text=inner.shares_text, target_cache=True)
+        needs = Needs(
+            max_nodes=options.gamma,
+            learns=inner.learns,
+            shares_text=inner.shares_text,
+            target_cache=True,
+            whole=True,
+        )
         selection = options.selection()
         # a row that is done keeps growing by a token per step until the slowest row is done
         ahead = 2 * options.gamma + round_up(1 + part.drafter.needs.max_nodes)
