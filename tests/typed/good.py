@@ -11,7 +11,7 @@ from foredraft import AsyncStream, Completed, Generator, Piece, Result, Sampling
 
 g = foredraft.load("sample", "prompt_lookup", device="cpu", max_batch_size=4)
 assert_type(g, Generator)
-assert_type(foredraft.load(g, None, dtype=torch.tensor([1.0]).dtype, device=torch.device("cpu")), Generator)
+assert_type(foredraft.load(g, None, dtype=torch.float16, device=torch.device("cpu")), Generator)
 assert_type(foredraft.load_many("sample", ["none", "auto"], weights="int8", exact=True), list[Generator])
 assert_type(foredraft.speculative("auto", stop_strings=["x"], max_batch_size=4), foredraft.speculative)
 assert_type(g.generate("one", max_new_tokens=4, temperature=0.5, stop_strings="x", seed=None), Result)
