@@ -49,6 +49,11 @@ def rate(world: World, seeds: int = 2) -> float:
     return mean(run(Throughput(each.needs), each, STEPS).rate for each in worlds)
 
 
+def child(chance: float, depth: int, recent: float) -> Features:
+    """Of a token with this probability under the draft."""
+    return Features(1.0, math.log(chance / (1 - chance)), math.log(depth), recent - 0.5)
+
+
 @functools.cache
 def best_fixed(name: str) -> float:
     """Without noise."""
@@ -168,7 +173,7 @@ def test_the_acceptance_model_finds_the_weights_that_made_the_data():
     chance, truth = random.Random(0), Features(-0.5, 0.7, -0.4, 1.0)
     model = AcceptanceModel()
     for _ in range(1500):
-        features = [Features.of(chance.uniform(0.02, 0.98), chance.randint(1, 6), chance.random()) for _ in range(6)]
+        features = [child(chance.uniform(0.02, 0.98), chance.randint(1, 6), chance.random()) for _ in range(6)]
         chances = [1 / (1 + math.exp(-float(np.dot(truth, each)))) for each in features]
         for each, probability in zip(features, chances, strict=True):
             model.learn(each, accepted=chance.random() < probability)
@@ -178,10 +183,10 @@ def test_the_acceptance_model_finds_the_weights_that_made_the_data():
 def test_the_acceptance_model_believes_the_draft_until_it_knows_better():
     model = AcceptanceModel()
     for right in [True, False] * (AcceptanceModel.BATCH // 2 - 1):
-        model.learn(Features.of(0.5, 1, 0.5), accepted=right)
+        model.learn(child(0.5, 1, 0.5), accepted=right)
         assert model.weights == (0.0, 1.0, 0.0, 0.0), "a batch is learned at once"
     for _ in range(2):
-        model.learn(Features.of(0.5, 1, 0.5), accepted=False)
+        model.learn(child(0.5, 1, 0.5), accepted=False)
     assert model.weights == pytest.approx((-0.2, 1.0, 0.0, 0.0), abs=0.3) and model.weights.one < 0
 
 
@@ -190,7 +195,7 @@ def test_batches_of_the_acceptance_model_grow_and_it_starts_from_what_is_stored(
     model, changes = AcceptanceModel(stored), []
     for number in range(1200):
         before = model.weights
-        model.learn(Features.of(chance.uniform(0.02, 0.98), 1, 0.5), accepted=chance.random() < 0.5)
+        model.learn(child(chance.uniform(0.02, 0.98), 1, 0.5), accepted=chance.random() < 0.5)
         changes += [number] if model.weights != before else []
     sizes = [after - before for before, after in zip([-1, *changes], changes, strict=False)]
     assert sizes[0] == AcceptanceModel.BATCH and sizes == sorted(sizes) and sizes[-1] == AcceptanceModel.MOST

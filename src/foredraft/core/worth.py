@@ -28,21 +28,6 @@ class Features(NamedTuple):
     depth: float
     recent: float
 
-    @classmethod
-    def of(cls, chance: float, depth: int, recent: float) -> "Features":
-        """``chance``: the draft's probability of the token after its parent. ``recent``: in [0, 1]."""
-        return cls(1.0, _bounded_odds(chance), log(depth), recent - 0.5)
-
-
-def log_odds(chance: float) -> float:
-    """The logarithm of chance / (1 - chance)."""
-    return log(chance / (1 - chance))
-
-
-def _bounded_odds(chance: float) -> float:
-    """The log-odds as a feature."""
-    return log_odds(min(max(chance, UNLIKELY), LIKELY))
-
 
 class DraftNodes(NamedTuple):
     """The drafted nodes of one row on the host, root included. ``scores``: see ``Draft``; None without."""
@@ -67,7 +52,7 @@ class Worth:
 
     def features(self, row: int, nodes: DraftNodes, node: int, depth: int) -> Features:
         """Of a drafted node at this depth."""
-        return Features.of(self._drafted(nodes, node), depth, self.recent[row])
+        return Features(1.0, self._odds(nodes, node), log(depth), self.recent[row] - 0.5)
 
     def values(self, row: int, nodes: DraftNodes) -> list[float]:
         """The probability that the whole path to each node is accepted: 1 for the root, 0 for padding."""
@@ -79,7 +64,7 @@ class Worth:
             if not depths[node]:
                 found.append(0.0)
                 continue
-            x = base + odds * _bounded_odds(self._drafted(nodes, node)) + depth * log(depths[node])
+            x = base + odds * self._odds(nodes, node) + depth * log(depths[node])
             found.append(found[parent] / (1 + exp(-x)))
         return found
 
@@ -100,7 +85,9 @@ class Worth:
             sorted([node for node in best[:size] if each[node] > 0]) for each, best in zip(values, order, strict=True)
         ]
 
-    def _drafted(self, nodes: DraftNodes, node: int) -> float:
-        """The draft's probability of a node's token after its parent."""
+    def _odds(self, nodes: DraftNodes, node: int) -> float:
+        """The log-odds of a node's token after its parent under the draft, as a feature."""
         scores = nodes.scores
-        return self.unscored if scores is None else exp(min(scores[node] - scores[nodes.parents[node]], 0.0))
+        chance = self.unscored if scores is None else exp(min(scores[node] - scores[nodes.parents[node]], 0.0))
+        chance = min(max(chance, UNLIKELY), LIKELY)
+        return log(chance / (1 - chance))

@@ -32,22 +32,21 @@ class AcceptanceModel:
     def __init__(self, prior: Features = PRIOR) -> None:
         self.weights = self._prior = prior
         self._curvature, self._learned = self.PRECISION, 0
-        self._seen: list[Features] = []
-        self._accepted: list[bool] = []
+        self._seen: list[tuple[Features, bool]] = []  # children of the next batch, and whether they were accepted
 
     def learn(self, features: Features, *, accepted: bool) -> None:
         """Learn from a child of an accepted node."""
-        self._seen.append(features)
-        self._accepted.append(accepted)
+        self._seen.append((features, accepted))
         if len(self._seen) < min(max(self.BATCH, self._learned // 8), self.MOST):
             return
-        x, weights, fade = np.array(self._seen), np.array(self.weights), self.FADE ** len(self._seen)
+        (x, right), weights = map(np.array, zip(*self._seen, strict=True)), np.array(self.weights)
+        fade = self.FADE ** len(self._seen)
         chances, prior = 1 / (1 + np.exp(-x @ weights)), (1 - fade) * self.PRECISION
         self._curvature = fade * self._curvature + prior + (x.T * (chances * (1 - chances))) @ x
-        slope = x.T @ (np.array(self._accepted) - chances) + prior @ (np.array(self._prior) - weights)
+        slope = x.T @ (right - chances) + prior @ (np.array(self._prior) - weights)
         self.weights = Features(*(weights + np.linalg.solve(self._curvature, slope)).tolist())
         self._learned += len(self._seen)
-        self._seen, self._accepted = [], []
+        self._seen = []
 
 
 class Seconds:
@@ -67,14 +66,14 @@ class Seconds:
 
 
 class ForwardTimes:
-    """Seconds of a step without its draft, by the nodes of its forward."""
+    """Seconds of a step without its draft, by the nodes of its forward; ``means``: of the sizes that were used."""
 
     SLOPE = 0.05  # least extra time of a node beyond the sizes that are known, as a share of a plain step
     HOPE = 0.03  # a size that was not measured is expected to take so much less than its neighbours say, so it is tried
     STALE, FRESH = 1000, 8  # steps after which an unused size counts as not measured; steps between tables
 
     def __init__(self, seconds: Mapping[int, float] = {}) -> None:
-        self._means = {size: Seconds(value) for size, value in seconds.items()}
+        self.means = {size: Seconds(value) for size, value in seconds.items()}
         self._last = dict.fromkeys(seconds, 0)
         self.steps = 0  # that were timed
         self._before, self._made, self._table = 0, 0, dict[int, float]()
@@ -85,23 +84,15 @@ class ForwardTimes:
         self.steps += 1
         if size == 1 and before != 1:
             return
-        if size not in self._means:
-            self._means[size], self._made = Seconds(), 0
+        if size not in self.means:
+            self.means[size], self._made = Seconds(), 0
         self._last[size] = self.steps
-        self._means[size].add(seconds)
-
-    def seconds(self, size: int) -> float:
-        """Of a size that was used."""
-        return self._means[size].value
+        self.means[size].add(seconds)
 
     @property
     def plain(self) -> float:
         """Seconds of a step without a draft; 0 if not known."""
-        return self._means[1].value if 1 in self._means else 0.0
-
-    def measured(self) -> dict[int, float]:
-        """Seconds by size, of the sizes that were used."""
-        return {size: each.value for size, each in sorted(self._means.items()) if each.count}
+        return self.means[1].value if 1 in self.means else 0.0
 
     def table(self, most: int) -> dict[int, float]:
         """Seconds by size, up to the first that holds ``most`` nodes, rising; empty before a plain step was timed."""
@@ -109,7 +100,7 @@ class ForwardTimes:
             return self._table
         known = {
             size: mean
-            for size, mean in sorted(self._means.items())
+            for size, mean in sorted(self.means.items())
             if mean.count and (size == 1 or (size != DROPPED and self.steps - self._last[size] < self.STALE))
         }
         sizes, rising = [*known], rising_means([(each.value, min(each.count, 24)) for each in known.values()])
@@ -164,9 +155,9 @@ class Pace:
     @property
     def rate(self) -> float:
         """Tokens per second of the latest steps that drafted; 0 before there were some."""
+        means = self.forward.means
         seconds = self.extra + self.levels * self.level.value
-        for width, count in self.widths.items():
-            seconds += count * self.forward.seconds(width)
+        seconds += sum([count * means[width].value for width, count in self.widths.items()])
         return self.tokens / seconds if seconds else 0.0
 
     def drafted(self, tokens: int, width: int, levels: int, extra: float) -> None:
@@ -192,7 +183,7 @@ class Pace:
 
     def state(self) -> dict[str, Any]:
         """As JSON types."""
-        seconds = {str(size): value for size, value in self.forward.measured().items()}
+        seconds = {str(size): mean.value for size, mean in sorted(self.forward.means.items()) if mean.count}
         widths = {str(size): count for size, count in self.widths.items()}
         sums = {"tokens": self.tokens, "levels": self.levels, "widths": widths}
         return {"forward": seconds, "level": self.level.value, **sums, "curve": self.curve}
