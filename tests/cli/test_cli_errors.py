@@ -2,6 +2,7 @@
 
 import gc
 import shutil
+import signal
 import socket
 from pathlib import Path
 
@@ -168,7 +169,7 @@ def test_a_port_in_use_is_refused_before_the_model_is_loaded(run: Run):
 
 def test_a_server_that_does_not_start_leaves_no_objects_frozen(run: Run, model: Path, monkeypatch: pytest.MonkeyPatch):
     """Native code lists those on stderr at the end."""
-    thresholds = gc.get_threshold()
+    thresholds, handler = gc.get_threshold(), signal.getsignal(signal.SIGINT)
     monkeypatch.setenv("FOREDRAFT_API_KEY", " , ")
     monkeypatch.setattr("foredraft.serve.logs.log_to_stderr", lambda: None)
     try:
@@ -176,6 +177,7 @@ def test_a_server_that_does_not_start_leaves_no_objects_frozen(run: Run, model: 
         assert gc.get_freeze_count() == 0
     finally:
         gc.set_threshold(*thresholds)
+        signal.signal(signal.SIGINT, handler)
         gc.unfreeze()
 
 
