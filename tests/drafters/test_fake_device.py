@@ -53,7 +53,7 @@ METHODS = {
 
 LOOP = ("engine/nested_loop.py", "NestedLoop._catch_up")
 SYNC = ("drafters/common/partial_cache_sync.py", "PartialCacheSync.sync")
-TEXT = ("drafters/common/retokenizer.py", "Retokenizer.view")
+TEXT = ("drafters/universal.py", "Retokenizer.view")
 MODEL, COPY = "[draft_model:draft,num_assistant_tokens=2]", "[max_gram,num_assistant_tokens=2]"
 PARTIAL = "partial,num_assistant_tokens=3,budget=8,chunk=2,sinks=1,recent=3,room=4"
 UNIVERSAL = "universal:draft,num_assistant_tokens=3"
