@@ -187,8 +187,8 @@ def kernel(bench: Bench) -> Iterator[dict[str, Any]]:
                 torch.randn(batch, heads, length, shape.head_dim, device=bench.device).to(bench.dtype)
                 for heads, length in (
                     (shape.num_attention_heads, nodes),
-                    (shape.num_key_value_heads, step.extent),
-                    (shape.num_key_value_heads, step.extent),
+                    (shape.num_key_value_heads, step.kv_extent),
+                    (shape.num_key_value_heads, step.kv_extent),
                 )
             )
             table = step.tables(torch.arange(batch, device=bench.device))["all"]

@@ -86,13 +86,13 @@ def test_equals_attention_over_a_dense_mask(name: str):
     torch.manual_seed(len(name))
     case = CASES[name]
     rows = case.rows or tuple(range(len(case.bases)))
-    bases, reach = torch.tensor(case.bases), max(case.bases) + case.nodes
+    bases, used_slots = torch.tensor(case.bases), max(case.bases) + case.nodes
     kinds, chunked = {"all": case.bound}, frozenset({"all"} if case.chunked else ())
     layout = Layout(kinds, by_type=False, chunked=chunked)
-    step = address(tree_of(case), bases, rows, reach, layout, max_position=1 << 30, start=case.start)
+    step = address(tree_of(case), bases, rows, used_slots, layout, max_position=1 << 30, start=case.start)
     query = torch.randn(len(rows), case.nodes - case.start, case.heads, case.width).to(case.dtype).transpose(1, 2)
-    keys = torch.randn(max(rows) + 1, case.groups, step.extent, case.width).to(case.dtype)
-    values = torch.randn(max(rows) + 1, case.groups, step.extent, case.out_width).to(case.dtype)
+    keys = torch.randn(max(rows) + 1, case.groups, step.kv_extent, case.width).to(case.dtype)
+    values = torch.randn(max(rows) + 1, case.groups, step.kv_extent, case.out_width).to(case.dtype)
     sinks = torch.randn(case.heads) * 2 if case.sinks else None
     table = step.tables(torch.tensor(step.rows))["all"]
     found = tree_attention(

@@ -69,9 +69,11 @@ class TableLM(TargetModel):
     def empty_hidden(self) -> dict[int, Tensor]:
         return {}
 
-    def address(self, tree: TokenTree, bases: Tensor, rows: Sequence[int], reach: int, *, start: int = 0) -> StepIn:
+    def address(
+        self, tree: TokenTree, bases: Tensor, rows: Sequence[int], used_slots: int, *, start: int = 0
+    ) -> StepIn:
         layout = Layout({"all": None}, by_type=False)
-        return address(tree, bases, rows, reach, layout, max_position=self.max_length, start=start)
+        return address(tree, bases, rows, used_slots, layout, max_position=self.max_length, start=start)
 
     def forward(self, step: StepIn, cache: SlotCache, keep: Tensor | None = None) -> StepOut:
         rows = torch.tensor(step.rows)

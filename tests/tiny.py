@@ -256,9 +256,9 @@ def view(
     width = max(lengths) + 3
     history = torch.tensor([[text[i % len(text)] for i in range(width)] for text in texts])
     rows = [params] * len(texts) if isinstance(params, SamplingParams) else params
-    extents = torch.tensor(lengths)
-    noise = Noise(torch.tensor(seeds or [0] * len(texts)), extents)
-    return View(tuple(range(len(texts))), history, extents, tuple(lengths), warp(rows, vocab, lengths), noise, draws)
+    on_device = torch.tensor(lengths)
+    noise = Noise(torch.tensor(seeds or [0] * len(texts)), on_device)
+    return View(tuple(range(len(texts))), history, on_device, tuple(lengths), warp(rows, vocab, lengths), noise, draws)
 
 
 def admit(drafter: Drafter, texts: Sequence[Sequence[int]]) -> None:
@@ -367,7 +367,7 @@ class Liar:
         tokens = torch.zeros(len(view.rows), size, dtype=torch.long)
         parents = torch.full_like(tokens, PAD)
         for b in range(len(view.rows)):
-            text = view.history[b, : view.extents[b]].tolist()
+            text = view.history[b, : view.host_lengths[b]].tolist()
             self._grow(text, plan.lengths[b], tokens[b], parents[b])
         return Draft(TokenTree(tokens, parents, depth=self._nodes), Law.FIXED)
 

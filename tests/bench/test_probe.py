@@ -162,7 +162,7 @@ def test_scores_are_those_of_the_nodes_that_are_there(target: CausalLM, truths: 
     says = truths[1][len(prompt) :]
 
     def propose(view: View, plan: Plan) -> Draft:
-        place = view.extents[0] - len(prompt)
+        place = view.host_lengths[0] - len(prompt)
         wrong = (says[place] + 1) % tiny.VOCAB
         tokens = torch.tensor([[int(view.roots[0]), wrong, 5, says[place], 7, says[place + 1]]])
         parents = torch.tensor([[ROOT, 0, PAD, 0, 1, 3]])

@@ -37,7 +37,7 @@ def static(truth: Sequence[int], scored: bool = True) -> tiny.ScriptedDrafter:
     """A tree of the shape ``PARENTS``: each step two drafted tokens are right, and the bonus."""
 
     def propose(view: View, plan: Plan) -> Draft:
-        at = view.extents[0]
+        at = view.host_lengths[0]
         if not plan.lengths[0]:
             return Draft(TokenTree.root(view.roots), Law.FIXED)
         tokens = [(truth[min(at, len(truth) - 1)] + 1 + node) % tiny.VOCAB for node in range(len(PARENTS))]

@@ -375,7 +375,7 @@ def admitted(
         hidden = {tap: h[:, :-1] for tap, h in states[tuple(text)].items()}
         drafter.admit(row, torch.tensor(text[:-1], dtype=torch.long), drafter.fuse(hidden))
     view = tiny.view(texts, params, NARROW if max(map(max, texts)) < NARROW else tiny.VOCAB, seeds, draws=draws)
-    full, longest = shared_cache(drafter), max(view.extents)
+    full, longest = shared_cache(drafter), max(view.host_lengths)
     if full is not None and longest > 1:
         prefill(reader, full, view.rows, view.history[:, : longest - 1], [0] * len(texts))
     return view

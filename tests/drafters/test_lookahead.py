@@ -140,7 +140,7 @@ def paths_of(draft: Draft, row: int) -> list[list[int]]:
 def run_step(drafter: Lookahead, model: Model, view: View, lengths: Sequence[int]) -> tuple[Draft, list[list[int]]]:
     """What the engine does in a greedy step, with a function for the target."""
     draft = drafter.propose(view, Plan(tuple(lengths)))
-    texts = [view.history[b, :extent].tolist() for b, extent in enumerate(view.extents)]
+    texts = [view.history[b, :length].tolist() for b, length in enumerate(view.host_lengths)]
     logits = torch.zeros(*draft.tree.tokens.shape, VOCAB)
     for b, text in enumerate(texts):
         for node, path in tiny.paths(draft.tree, b).items():
@@ -306,7 +306,7 @@ def test_columns_that_wait_hold_what_is_guessed_for_their_places(most: int):
     places = torch.arange(5)[:, None] + torch.arange(3)
     anchor = int(drafter._anchors[0])
     drafter._window[0] = SAID + (anchor + places) % 12
-    run_step(drafter, by_place, tiny.view([view.history[0, : view.extents[0]].tolist()], vocab=VOCAB), [most])
+    run_step(drafter, by_place, tiny.view([view.history[0, : view.host_lengths[0]].tolist()], vocab=VOCAB), [most])
     assert int(drafter._anchors[0]) == anchor + 1
     right = drafter._window[0] == SAID + (anchor + 1 + places) % 12
     assert right[:4].all(), "the last column is that of the place that was left, or has moved on itself"

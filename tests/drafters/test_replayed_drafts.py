@@ -1,6 +1,6 @@
 """Drafts that are replayed from tapes are those of steps that run as they are, and as much of them is accepted.
 
-Rows come and go and have different lengths, which grow over several extents of the caches; see ``traced``.
+Rows come and go and have different lengths, which grow over several host_lengths of the caches; see ``traced``.
 """
 
 from typing import Any

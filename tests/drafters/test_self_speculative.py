@@ -77,7 +77,7 @@ def drafts(
 
     def watched(view: Any, plan: Any) -> Any:
         draft = propose(view, plan)
-        for row, length in enumerate(view.extents):
+        for row, length in enumerate(view.host_lengths):
             drafted = draft.tree.tokens[row, 1:][draft.tree.valid[row, 1:]].tolist()
             found.append((view.history[row, :length].tolist(), drafted))
         return draft
@@ -155,7 +155,7 @@ def test_drafting_leaves_what_is_committed_as_it_was(method: str):
         nonlocal steps
         before = {row: stored(drafter.cache, row, 0, 64) for row in view.rows}
         draft = propose(view, plan)
-        for row, length in zip(view.rows, view.extents, strict=True):
+        for row, length in zip(view.rows, view.host_lengths, strict=True):
             after = stored(drafter.cache, row, 0, 64)
             changed = [(a != b).any(-1).any(0) for a, b in zip(after, before[row], strict=True)]
             touched = torch.stack(changed).any(0).nonzero()[:, 0].tolist()

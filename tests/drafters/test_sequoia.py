@@ -115,7 +115,7 @@ def test_prompts_without_room_or_tokens_are_refused(prompts: list[list[int]]):
 
 def slow_draft(view: View, row: int, parents: Sequence[int], temperature: float) -> tuple[list[int], list[Tensor]]:
     """The tokens and laws of a tree of this shape, each node from the draft's own logits on its path."""
-    text = view.history[row, : view.extents[row]].tolist()
+    text = view.history[row, : view.host_lengths[row]].tolist()
     tokens, laws = [text[-1]], [torch.zeros(VOCAB)]
     for node, parent in enumerate(parents, start=1):
         path, up = [], parent

@@ -52,7 +52,7 @@ def looped(target: CausalLM, options: Options, drafter) -> tuple[Generator, TriF
 def view_of(texts: list[list[int]], temperature: float, seeds: list[int], full: SlotCache, target: CausalLM) -> View:
     """Rows as the engine shows them, their prompts read."""
     view = tiny.view(texts, SamplingParams(temperature=temperature), seeds=seeds, draws=True)
-    prefill(target, full, view.rows, view.history[:, : max(view.extents) - 1], [0] * len(texts))
+    prefill(target, full, view.rows, view.history[:, : max(view.host_lengths) - 1], [0] * len(texts))
     return view
 
 
@@ -65,9 +65,9 @@ def begun(
     return three, view_of(texts, temperature, list(range(len(texts))), three.full, target)
 
 
-def at(view: View, *extents: int) -> View:
+def at(view: View, *host_lengths: int) -> View:
     """The same rows when so many of their tokens had been committed."""
-    return replace(view, lengths=torch.tensor(extents), extents=extents)
+    return replace(view, lengths=torch.tensor(host_lengths), host_lengths=host_lengths)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
@@ -82,7 +82,7 @@ def test_the_law_of_a_draft_is_that_of_the_middle_level_on_its_path(
     assert draft.tree.valid.all() and draft.tree.tokens.shape == (4, 6)
     selection = Options(gamma=5, **SMALL).selection()
     middle = PartialLM(target, three.full, selection, 26)  # room, a chunk's rest, the root, and what may be ahead
-    assert middle.sync(view.rows, view.extents, 14) == [0, 3]
+    assert middle.sync(view.rows, view.host_lengths, 14) == [0, 3]
     for node in range(5):
         step = middle.address(TokenTree.root(draft.tree.tokens[:, node]), view.lengths - 1 + node, view.rows, 70 + node)
         path = replace(draft.tree, tokens=draft.tree.tokens[:, : node + 1], parents=draft.tree.parents[:, : node + 1])
@@ -130,13 +130,13 @@ def test_chunks_are_chosen_anew_when_acceptance_has_fallen(target: CausalLM):
 
     def steps(*accepted: int) -> None:
         for count in accepted:
-            extent = 130 + len(chosen)
-            now = at(view, extent)
+            length = 130 + len(chosen)
+            now = at(view, length)
             before = sync.model.left_out(0)
             sync.sync(now)
             chosen.append(sync.model.left_out(0) != before)
             tree = TokenTree.root(now.roots)
-            step = sync.model.address(tree, now.lengths - 1, (0,), extent)
+            step = sync.model.address(tree, now.lengths - 1, (0,), length)
             sync.model.forward(step, sync.model.cache)
             sync.observe(now, *judged(count))
 
@@ -171,13 +171,13 @@ def test_a_window_reads_as_if_the_rest_had_never_been(other: CausalLM):
     for row in (0, 1):
         reader.admit(row)
     view = view_of(texts, 0.0, [0, 0], other.new_cache(), other)
-    for extent in (3, 20, 37, 38, 39, 60, 61, 57, 90, 190, 150):
-        extents = (extent, max(extent - 20, 1))
-        now = at(view, *extents)
+    for length in (3, 20, 37, 38, 39, 60, 61, 57, 90, 190, 150):
+        host_lengths = (length, max(length - 20, 1))
+        now = at(view, *host_lengths)
         for row in (0, 1):
-            reader.rewind(row, extents[row])
+            reader.rewind(row, host_lengths[row])
         logits = reader.draft("two", now, 3, lambda _, forwards: [forwards.root()[:, 0], second(forwards)])
-        for row, length in enumerate(extents):
+        for row, length in enumerate(host_lengths):
             left = reader.dropped(length)
             assert (left == 0) == (length <= 37) and length - left + 3 <= 40
             kept = texts[row][:4] + texts[row][4 + left : length] if left else texts[row][:length]
@@ -189,9 +189,9 @@ def test_a_window_reads_as_if_the_rest_had_never_been(other: CausalLM):
 
 def test_a_window_is_read_again_a_few_times_only(other: CausalLM):
     reader = WindowedRunner(other, other.vocab_size, 64, 4, 4)
-    lefts = [reader.dropped(extent) for extent in range(1, 256)]
+    lefts = [reader.dropped(length) for length in range(1, 256)]
     assert lefts == sorted(lefts) and len(set(lefts)) == 1 + -(-(255 - 60) // 14)
-    assert min(extent - left for extent, left in enumerate(lefts, 1) if left) >= 64 - 4 - 14
+    assert min(length - left for length, left in enumerate(lefts, 1) if left) >= 64 - 4 - 14
 
 
 def read_in_a_loop(target: CausalLM, ahead: int) -> list[list[int]]:
@@ -201,11 +201,11 @@ def read_in_a_loop(target: CausalLM, ahead: int) -> list[list[int]]:
     view, lefts = view_of([text], 0.0, [0], target.new_cache(), target), []
     for committed in range(40, 120):
         lefts.append([])
-        for extent in (committed, committed + 4, committed + 7):
-            logits = reader.draft("root", at(view, extent), 4, lambda _, forwards: forwards.root())
+        for length in (committed, committed + 4, committed + 7):
+            logits = reader.draft("root", at(view, length), 4, lambda _, forwards: forwards.root())
             left = reader._dropped[0]
             lefts[-1].append(left)
-            kept = text[:4] + text[4 + left : extent] if left else text[:extent]
+            kept = text[:4] + text[4 + left : length] if left else text[:length]
             assert len(kept) + 4 <= 64
             if committed % 7 == 0:
                 assert (logits[0, 0] - target.stock_logits(torch.tensor([kept]))[0, -1]).abs().max() < 1e-4
@@ -231,9 +231,9 @@ def test_what_a_window_in_a_loop_leaves_out_does_not_depend_on_how_far_a_neighbo
         view = view_of([text], 0.0, [0], target.new_cache(), target)
         found.append([])
         for committed in range(50, 90):
-            for extent in (committed, committed + 5, *([committed + 30] if run_on else [])):
-                logits = reader.draft("root", at(view, extent), 4, lambda _, forwards: forwards.root())
-                if extent <= committed + 5:
+            for length in (committed, committed + 5, *([committed + 30] if run_on else [])):
+                logits = reader.draft("root", at(view, length), 4, lambda _, forwards: forwards.root())
+                if length <= committed + 5:
                     found[-1].append((reader._dropped[0], logits))
             reader.rewind(0, committed)
     for (left, logits), (other_left, others) in zip(*found, strict=True):
@@ -289,7 +289,7 @@ def test_what_was_accepted_of_a_text_is_not_held_against_the_next(target: Causal
     draft = three.propose(view, Plan((4, 4)))
     three.commit(view, draft, Verdict(torch.tensor([[0, 1, -1, -1, -1]] * 2), view.roots), out())
     three.release(0)
-    three.admit(0, view.history[0, : view.extents[0] - 1], {})
+    three.admit(0, view.history[0, : view.host_lengths[0] - 1], {})
     three.propose(view, Plan((4, 4)))
     assert [three._cache_sync._records[row].drafted for row in (0, 1)] == [0, 4]
 

@@ -56,8 +56,8 @@ def view_of(texts: Sequence[Sequence[int]], params: SamplingParams, vocab: int) 
 
 
 def admit(drafter: Drafter, view: View) -> None:
-    for row, extent in zip(view.rows, view.extents, strict=True):
-        drafter.admit(row, view.history[row, : extent - 1], {})
+    for row, length in zip(view.rows, view.host_lengths, strict=True):
+        drafter.admit(row, view.history[row, : length - 1], {})
 
 
 def written(name: str, text: str) -> list[int]:
@@ -179,7 +179,8 @@ def test_by_text_no_more_is_drafted_than_fills_the_plan(
     drafter = universal(target, draft, method="slem")
     view = view_of([written(target, "abc 1234567890 " * 4)], SamplingParams(), size(target))
     admit(drafter, view)
-    assert drafter._retokenizer.view(view)[0].extents[0] / view.extents[0] == (0.5 if target == "digits" else 2.0)
+    own = drafter._retokenizer.view(view)[0]
+    assert own.host_lengths[0] / view.host_lengths[0] == (0.5 if target == "digits" else 2.0)
     asked: list[int] = []
     read_next = Forwards.next
     monkeypatch.setattr(Forwards, "next", lambda *given: asked.append(1) or read_next(*given))

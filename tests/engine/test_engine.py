@@ -506,10 +506,10 @@ def test_a_drafter_that_needs_hidden_states_gets_them(lengths: tuple[int, ...]):
             if row not in view.rows:
                 continue
             index = view.rows.index(row)
-            begin = view.extents[index] - 1
+            begin = view.host_lengths[index] - 1
             path = [node for node in verdict.path[index].tolist() if node >= 0]
             said = draft.tree.tokens[index, path].tolist()
-            assert said == text[begin : begin + len(said)] or view.extents[index] + len(said) > len(text)
+            assert said == text[begin : begin + len(said)] or view.host_lengths[index] + len(said) > len(text)
             embedded = target.model.model.embed_tokens(draft.tree.tokens[index])
             assert torch.allclose(out.hidden[0][index], embedded)
             logits = target.model.lm_head(target.model.model.norm(out.hidden[2][index]))

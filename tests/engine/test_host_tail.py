@@ -50,8 +50,8 @@ def view(params: list[SamplingParams]) -> View:
     )
     lengths = torch.arange(count) + PROMPT
     history = torch.randint(VOCABULARY, (count, PROMPT + count + NODES))
-    extents = tuple(lengths.tolist())
-    return View(tuple(range(count)), history, lengths, extents, warp, Noise(torch.randint(99, (count,)), lengths))
+    host_lengths = tuple(lengths.tolist())
+    return View(tuple(range(count)), history, lengths, host_lengths, warp, Noise(torch.randint(99, (count,)), lengths))
 
 
 def draft(source: random.Random, seen: View, *, linear: bool) -> Draft:

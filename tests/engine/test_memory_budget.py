@@ -157,7 +157,7 @@ def test_an_idle_cache_stays_allocated_where_it_does_not_limit_the_next_requests
             g.generate(prompt, max_new_tokens=5)
             assert (cache.rows, cache.slots, cache.nbytes) == (rows, slots * BUCKET, rows * slots * BUCKET * TOKEN)
         g.batch([short] * 2, max_new_tokens=5)
-        assert cache.room == (2, BUCKET)
+        assert cache.kv_size == (2, BUCKET)
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads the resident memory that Linux reports")

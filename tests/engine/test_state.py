@@ -10,7 +10,7 @@ import torch
 import random_heads as heads
 import runs
 import tiny
-from foredraft.core.drafter import Room
+from foredraft.core.drafter import KVSize
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.sampling.stop import StopRules
 from foredraft.engine.policy import Constant
@@ -33,9 +33,9 @@ def sequence(prompt: list[int], stream: int) -> Any:
 
 
 def check(batch: Batch, of: dict[int, Any]) -> None:
-    view = batch.view(Room())
+    view = batch.view(KVSize())
     assert dict(zip(batch.rows, batch.sequences, strict=True)) == of and batch.rows == view.rows
-    assert view.lengths.tolist() == list(view.extents) == [of[row].length for row in view.rows]
+    assert view.lengths.tolist() == list(view.host_lengths) == [of[row].length for row in view.rows]
     assert view.noise.seeds.tolist() == [of[row].stream for row in view.rows]
     for line, row in enumerate(view.rows):
         assert view.history[line, : of[row].length].tolist() == [*of[row].prompt, *of[row].tokens]

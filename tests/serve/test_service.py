@@ -87,7 +87,7 @@ def test_a_failed_step_ends_its_requests_with_an_error_and_the_server_lives():
     broken = [True]
 
     def fail(view: View) -> None:
-        if broken[0] and view.extents.min() > len(PROMPT) + 3:
+        if broken[0] and view.host_lengths.min() > len(PROMPT) + 3:
             raise RuntimeError("secret")
 
     with servers.served(hooked(fail)) as running:

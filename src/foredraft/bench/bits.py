@@ -196,7 +196,7 @@ class Comparing(RecordingDrafter):
 
     def _record(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None:
         for index, row in enumerate(view.rows):
-            history = view.history[index, : view.extents[index]].tolist()
+            history = view.history[index, : view.host_lengths[index]].tolist()
             paths = paths_of(history, draft.tree, index)
             for text, node in sorted((text, node) for node, text in paths.items()):  # so that rows go on from a parent
                 logits = out.logits[index, node]
@@ -240,7 +240,7 @@ class _Random(Drafter):
 
     def propose(self, view: View, plan: Plan) -> Draft:
         drawn = [
-            self._drawn(row, tuple(view.history[index, : view.extents[index]].tolist()), plan.lengths[index])
+            self._drawn(row, tuple(view.history[index, : view.host_lengths[index]].tolist()), plan.lengths[index])
             for index, row in enumerate(view.rows)
         ]
         width = max(len(tokens) for tokens, _ in drawn)

@@ -116,14 +116,14 @@ class Plan:
         return min(nodes, self.nodes) if self.nodes else nodes
 
 
-class Room(NamedTuple):
+class KVSize(NamedTuple):
     """Rows and slots per row that a KV cache is allocated for."""
 
     rows: int = 0
     slots: int = 0
 
 
-NO_ROOM = Room()
+EMPTY_KV = KVSize()
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,22 +131,22 @@ class View:
     """The rows in flight, as drafters see them. Tensors are on the target's device.
 
     ``rows``: the row numbers used at admission; B follows their order. ``history``: the committed tokens of each
-    row, prompt included, with the root at ``lengths[b] - 1``; later columns are undefined. ``extents``: the same
+    row, prompt included, with the root at ``lengths[b] - 1``; later columns are undefined. ``host_lengths``: the same
     lengths on the host. ``draws``: the verification rule needs drafts of sampled rows that are drawn from their q with
     random numbers of their own; otherwise drafts are picked, and may use the noise with which the target draws.
-    ``room``: what the requests in flight need of a KV cache until they end, drafts included. ``slack``: by so much may
-    ``extents`` exceed the lengths; 0 unless the drafter can do with that (``Needs.ahead``). ``tips``: the last tokens,
-    where they are kept apart; see ``roots``.
+    ``kv_size``: what the requests in flight need of a KV cache until they end, drafts included. ``slack``: by so much
+    may ``host_lengths`` exceed the lengths; 0 unless the drafter can do with that (``Needs.ahead``). ``tips``: the last
+    tokens, where they are kept apart; see ``roots``.
     """
 
     rows: tuple[int, ...]
     history: Int[Tensor, "B L"]
     lengths: Int[Tensor, "B"]
-    extents: tuple[int, ...]
+    host_lengths: tuple[int, ...]
     warp: Warp
     noise: Noise
     draws: bool = False
-    room: Room = NO_ROOM
+    kv_size: KVSize = EMPTY_KV
     slack: int = 0
     tips: Int[Tensor, "B"] | None = None
 
@@ -175,7 +175,7 @@ class View:
 
     def followed_by(self, tokens: Int[Tensor, "B K"], counts: Sequence[int]) -> "View":
         """The same rows with the first ``counts[b]`` of ``tokens[b]`` appended; these tokens are drafted only."""
-        missing = max(self.extents) + tokens.shape[1] - self.history.shape[1]
+        missing = max(self.host_lengths) + tokens.shape[1] - self.history.shape[1]
         history = torch.nn.functional.pad(self.history, (0, max(missing, 0)))
         index = self.lengths[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
         lengths = self.lengths + to_device(counts, tokens.device)
@@ -183,7 +183,7 @@ class View:
             self,
             history=history.scatter(1, index, tokens.clamp(min=0)),
             lengths=lengths,
-            extents=tuple(extent + count for extent, count in zip(self.extents, counts, strict=True)),
+            host_lengths=tuple(length + count for length, count in zip(self.host_lengths, counts, strict=True)),
             noise=self.noise.at(lengths),
             tips=None,
         )
@@ -238,7 +238,7 @@ class Drafter(ABC):
         """
 
     def read_ahead(  # noqa: B027
-        self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 F G"]], room: Room
+        self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 F G"]], kv_size: KVSize
     ) -> None:
         """Read some of a prompt before ``admit``: called between steps while the target reads a long one.
 
@@ -248,7 +248,7 @@ class Drafter(ABC):
         Args:
             prompt: the tokens that the target has read so far.
             hidden: what ``fuse`` returned for those of them that are new since the last call.
-            room: as in ``View``.
+            kv_size: as in ``View``.
         """
 
     def fork(self, row: int, source: int, length: int) -> None:  # noqa: B027

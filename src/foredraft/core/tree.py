@@ -78,10 +78,10 @@ class TokenTree:
         if self.linear:
             reached = self.valid.cumprod(1).bool()
             return itself | ((index[:, None] > index) & reached[:, :, None])
-        reach = (itself | (self.parents[:, :, None] == index)).float()
+        ancestors = (itself | (self.parents[:, :, None] == index)).float()
         for _ in range(self.depth.bit_length()):
-            reach = (reach @ reach).clamp_(max=1.0)
-        return reach > 0.5
+            ancestors = (ancestors @ ancestors).clamp_(max=1.0)
+        return ancestors > 0.5
 
     def read(self) -> None:
         """Compute ``on_path`` and ``depths`` from ``lists``, for a tree on the host: a tenth of the operators' time."""

@@ -15,7 +15,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from foredraft.core.draft import Draft, Law, Verdict
-from foredraft.core.drafter import Drafter, Needs, Plan, Room, StepOut, View
+from foredraft.core.drafter import Drafter, KVSize, Needs, Plan, StepOut, View
 from foredraft.core.errors import OptionError
 from foredraft.core.options import SizedOptions
 from foredraft.core.tree import TokenTree
@@ -142,9 +142,9 @@ class Bandit(CompositeDrafter):
         """Discounted number of measured steps of each arm, plain decoding first; see ``Ucb``."""
         return self._ucb.plays
 
-    def read_ahead(self, row: int, prompt: Int[Tensor, "T"], hidden: Hidden, room: Room) -> None:
+    def read_ahead(self, row: int, prompt: Int[Tensor, "T"], hidden: Hidden, kv_size: KVSize) -> None:
         self._close()
-        super().read_ahead(row, prompt, hidden, room)
+        super().read_ahead(row, prompt, hidden, kv_size)
 
     def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Hidden) -> None:
         self._close()

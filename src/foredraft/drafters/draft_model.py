@@ -12,7 +12,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from foredraft.core.draft import Draft, Law
-from foredraft.core.drafter import Needs, Plan, Room, Trainable, View
+from foredraft.core.drafter import KVSize, Needs, Plan, Trainable, View
 from foredraft.core.errors import OptionError
 from foredraft.core.transfer import to_device
 from foredraft.core.tree import TokenTree
@@ -158,7 +158,7 @@ class WindowedRunner(DraftRunner):
         self._begins: dict[int, int] = {}  # length of each row at the first read after a rewind
         self._dropped: dict[int, int] = {}  # dropped tokens of each row at its last read
 
-    def read_ahead(self, row: int, prompt: Int[Tensor, "T"], room: Room) -> None:
+    def read_ahead(self, row: int, prompt: Int[Tensor, "T"], kv_size: KVSize) -> None:
         """Nothing: of a long prompt the window reads little."""
 
     def fork(self, row: int, source: int, length: int) -> None:
@@ -182,15 +182,15 @@ class WindowedRunner(DraftRunner):
         """The plan, unchanged: the window always has room."""
         return plan
 
-    def dropped(self, extent: int) -> int:
+    def dropped(self, length: int) -> int:
         """How many tokens after the sinks are dropped from a row of this length."""
-        return -(-max(extent - self._limit, 0) // self._stride) * self._stride
+        return -(-max(length - self._limit, 0) // self._stride) * self._stride
 
     def _as_read(self, view: View) -> View:
-        for row, extent in zip(view.rows, view.extents, strict=True):
-            dropped = self.dropped(self._begins.setdefault(row, extent) + self._ahead) if self._ahead else 0
-            if extent - dropped > self._limit:
-                dropped = self.dropped(extent)
+        for row, length in zip(view.rows, view.host_lengths, strict=True):
+            dropped = self.dropped(self._begins.setdefault(row, length) + self._ahead) if self._ahead else 0
+            if length - dropped > self._limit:
+                dropped = self.dropped(length)
             if dropped != self._dropped[row]:
                 self._dropped[row] = dropped
                 super().rewind(row, self._sinks)
@@ -202,11 +202,11 @@ class WindowedRunner(DraftRunner):
         if not any(counts):
             return view
         dropped = to_device(counts, view.lengths.device)
-        extents = tuple(extent - count for extent, count in zip(view.extents, counts, strict=True))
-        place = torch.arange(max(extents), device=dropped.device).expand(len(counts), -1)
+        host_lengths = tuple(length - count for length, count in zip(view.host_lengths, counts, strict=True))
+        place = torch.arange(max(host_lengths), device=dropped.device).expand(len(counts), -1)
         place = torch.where(place < self._sinks, place, place + dropped[:, None])
         history = view.history.gather(1, place.clamp(max=view.history.shape[1] - 1))
-        return replace(view, history=history, lengths=view.lengths - dropped, extents=extents)
+        return replace(view, history=history, lengths=view.lengths - dropped, host_lengths=host_lengths)
 
 
 def build(options: Options, context: BuildContext) -> DraftModel:

@@ -72,7 +72,7 @@ class MaxGram(Rewindable):
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:
         depth = min(plan.length, self._options.num_assistant_tokens)
-        longest = max(view.extents)
+        longest = max(view.host_lengths)
         history = view.history[:, :longest]
         match = longest_match(history, view.lengths)
         found = match.size >= self._options.min_matching_ngram_size

@@ -99,7 +99,7 @@ class Partial(SelfSpeculativeDrafter):
         self._cache_sync.sync(view)
 
         def read(tokens: Int[Tensor, "B"], index: int) -> Float[Tensor, "B 1 V"]:
-            return self._logits(tokens, view.lengths - 1 + index, view.rows, max(view.extents) + index)
+            return self._logits(tokens, view.lengths - 1 + index, view.rows, max(view.host_lengths) + index)
 
         limits = replace(limits, siblings=False)  # with most guesses right, depth is worth more
         return build_chain(view, limits, read(view.roots, 0), read)

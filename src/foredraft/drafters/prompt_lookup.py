@@ -18,7 +18,7 @@ from foredraft.core.errors import OptionError
 from foredraft.core.options import SizedOptions
 from foredraft.core.tree import PAD, TokenTree, merge_paths
 from foredraft.drafters.common.build_context import BuildContext
-from foredraft.model.kv.masks import extent_of
+from foredraft.model.kv.masks import kv_extent_of
 
 LONGEST_MATCH = 16
 """Tokens of a match that count for how likely its copy is."""
@@ -99,7 +99,7 @@ class PromptLookup(Rewindable):
         options, history = self._options, view.history.numpy()
         paths = np.zeros((len(view.rows), options.continuations, depth), dtype=np.int64)
         matches = np.zeros(paths.shape[:2], dtype=np.int64)
-        for row, length in enumerate(view.extents):
+        for row, length in enumerate(view.host_lengths):
             tokens = history[row, :length]
             ends = np.flatnonzero(tokens[:-1] == tokens[-1])
             found = [ends]  # ends of matches of one token, two tokens and so on
@@ -124,7 +124,7 @@ class PromptLookup(Rewindable):
 
         Past the end of the history a copy repeats itself, as if the history were periodic.
         """
-        longest = min(extent_of(max(view.extents), view.history.device), view.history.shape[1])
+        longest = min(kv_extent_of(max(view.host_lengths), view.history.device), view.history.shape[1])
         history = view.history[:, :longest]
         match = self._match_lengths(history, view.lengths)
         count = min(self._options.continuations, longest)

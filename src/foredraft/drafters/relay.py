@@ -118,8 +118,8 @@ class Relay(CompositeDrafter, Rewindable):
             starts = [start + count for start, count in zip(starts, segment.counts, strict=True)]
             ahead = ahead.followed_by(segment.draft.tree.tokens[:, 1:], segment.counts)
         for part in self._parts[1:]:
-            for row, extent in zip(view.rows, view.extents, strict=True):
-                part.drafter.rewind(row, extent)
+            for row, length in zip(view.rows, view.host_lengths, strict=True):
+                part.drafter.rewind(row, length)
         tree = _joined(view, segments, starts)
         if view.warp.greedy or not (view.draws and self._draws):
             return Draft(tree, Law.FIXED)

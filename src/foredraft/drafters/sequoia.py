@@ -230,10 +230,10 @@ class _Samples:
 
     def __init__(self, target: TargetModel, starts: Sequence[Sequence[int]], tokens: int) -> None:
         self.rows = tuple(range(len(starts)))
-        self._extents = [len(start) for start in starts]
+        self._host_lengths = [len(start) for start in starts]
         self._vocab_size = target.vocab_size
         self._device = target.device
-        width = max(self._extents) + tokens
+        width = max(self._host_lengths) + tokens
         padded = [[*start, *[0] * (width - len(start))] for start in starts]
         self._history = torch.tensor(padded, dtype=torch.long, device=self._device)
         self._seeds = torch.tensor(derive_seeds(_SEED, len(starts)), device=self._device)
@@ -247,18 +247,18 @@ class _Samples:
                 [SamplingParams(temperature=temperature)] * count,
                 vocab_size=self._vocab_size,
                 eos_token_ids=[()] * count,
-                prompt_lengths=self._extents,
+                prompt_lengths=self._host_lengths,
                 device=self._device,
             )
-        lengths = torch.tensor(self._extents, device=self._device)
+        lengths = torch.tensor(self._host_lengths, device=self._device)
         noise = Noise(self._seeds, lengths)
-        return View(self.rows, self._history, lengths, tuple(self._extents), self._warps[temperature], noise)
+        return View(self.rows, self._history, lengths, tuple(self._host_lengths), self._warps[temperature], noise)
 
     def append(self, view: View, law: Float[Tensor, "B V"]) -> None:
         """Draw and append the next token of each sample."""
         token = draw(law, view.noise.bits(Stream.TARGET, torch.zeros_like(view.lengths)))
         self._history.scatter_(1, view.lengths[:, None], token[:, None])
-        self._extents = [extent + 1 for extent in self._extents]
+        self._host_lengths = [length + 1 for length in self._host_lengths]
 
 
 def _at_root(view: View, forwards: Forwards) -> Float[Tensor, "B 1 V"]:

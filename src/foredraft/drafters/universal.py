@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from foredraft.core.draft import Draft, Law
-from foredraft.core.drafter import Needs, Plan, Rewindable, Room, View
+from foredraft.core.drafter import KVSize, Needs, Plan, Rewindable, View
 from foredraft.core.errors import DrafterError, OptionError
 from foredraft.core.options import SizedOptions
 from foredraft.core.sampling.params import SamplingParams, check_known
@@ -108,12 +108,12 @@ class Universal(Rewindable):
 
     @torch.inference_mode()
     def read_ahead(
-        self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 F G"]], room: Room
+        self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 F G"]], kv_size: KVSize
     ) -> None:
         self.admit(row, prompt, hidden)
         own, unchanged = self._retokenizer.read(row, prompt)
         self._runner.rewind(row, unchanged)
-        self._runner.read_ahead(row, own, room)
+        self._runner.read_ahead(row, own, kv_size)
 
     @torch.inference_mode()
     def fork(self, row: int, source: int, length: int) -> None:
@@ -169,19 +169,19 @@ class Universal(Rewindable):
 
     def _slem(self, view: View, own: View, plan: Plan, depth: int) -> Draft:
         """SLEM: the draft's likeliest tokens, re-tokenized with the target's tokenizer."""
-        sizes = zip(plan.lengths, own.extents, view.extents, strict=True)
+        sizes = zip(plan.lengths, own.host_lengths, view.host_lengths, strict=True)
         # scale the lengths by the rows' numbers of tokens under the two tokenizers, plus one as a margin
         scaled = (min(length, 1 - (-length * draft // target)) for length, draft, target in sizes)
         own_plan = replace(plan, lengths=tuple(scaled))
         own, depth = replace(own, warp=self._likeliest), min(depth, own_plan.length)
         limits = ChainLimits.of(own_plan, depth, own.lengths.device)
         tree = self._runner.draft("text", own, self.needs.max_nodes, self._spoken, limits).tree
-        begin = max(min(view.extents) - self._options.assistant_lookbehind, 0)
-        histories = view.history[:, begin : max(view.extents)]
+        begin = max(min(view.host_lengths) - self._options.assistant_lookbehind, 0)
+        histories = view.history[:, begin : max(view.host_lengths)]
         read = torch.cat([tree.valid[:, 1:].sum(1, keepdim=True), tree.tokens[:, 1:], histories], 1).tolist()
         drafts, depth = [], tree.tokens.shape[1] - 1
         for b, (count, *tokens) in enumerate(read):
-            before = tokens[depth : depth + view.extents[b] - begin][-self._options.assistant_lookbehind :]
+            before = tokens[depth : depth + view.host_lengths[b] - begin][-self._options.assistant_lookbehind :]
             drafts.append(self._mapping.to_target(before, tokens[:count])[: plan.lengths[b]])
         width, device = max(map(len, drafts)), view.history.device
         table = to_device([draft + [0] * (width - len(draft)) for draft in drafts], device)
@@ -274,17 +274,17 @@ class Retokenizer:
         """The rows in the draft's tokens, and how many tokens of each row are unchanged since the last call."""
         begins = [self._rows[row].splits[-1][0] for row in view.rows]
         first, device = min(begins), view.history.device
-        histories = view.history[:, first : max(view.extents)].tolist()
-        windows = zip(histories, begins, view.extents, strict=True)
+        histories = view.history[:, first : max(view.host_lengths)].tolist()
+        windows = zip(histories, begins, view.host_lengths, strict=True)
         unchanged = [
-            self._update(row, history[begin - first : extent - first], device)
-            for row, (history, begin, extent) in zip(view.rows, windows, strict=True)
+            self._update(row, history[begin - first : length - first], device)
+            for row, (history, begin, length) in zip(view.rows, windows, strict=True)
         ]
         rows = [self._rows[row].tokens for row in view.rows]
-        extents = tuple(len(tokens) for tokens in rows)
+        host_lengths = tuple(len(tokens) for tokens in rows)
         history = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-        lengths = to_device(extents, device)
-        return replace(view, history=history, lengths=lengths, extents=extents), unchanged
+        lengths = to_device(host_lengths, device)
+        return replace(view, history=history, lengths=lengths, host_lengths=host_lengths), unchanged
 
     def _update(self, number: int, window: list[int], device: torch.device) -> int:
         """Update one row by the target's tokens after its last split; return the number of unchanged tokens."""

@@ -4,7 +4,7 @@ from bisect import insort
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence as Seq
 
-from foredraft.core.drafter import Room
+from foredraft.core.drafter import KVSize
 from foredraft.core.errors import PromptError
 from foredraft.engine.prefix_cache import PrefixCache
 from foredraft.engine.request import Request, Sequence, failure
@@ -122,7 +122,7 @@ class Admission:
     def _allows(self, rows: int, slots: int) -> bool:
         return self.max_slots is None or rows * slots <= self.max_slots
 
-    def room(self, running: Mapping[int, Sequence], rows: Seq[int]) -> Room:
+    def kv_size(self, running: Mapping[int, Sequence], rows: Seq[int]) -> KVSize:
         """What the cache needs for the rows in flight, of which ``rows`` are new.
 
         Rows are doubled when more requests arrive while others run, since contents are then copied.
@@ -132,7 +132,7 @@ class Admission:
         if 0 < self._cache.rows < height:
             fit = self.max_rows if self.max_slots is None else self.max_slots // slots
             height = max(height, min(2 * self._cache.rows, fit, self.max_rows))
-        return Room(height, slots)
+        return KVSize(height, slots)
 
     def rest(self) -> None:
         """Forget the rows of the cache when nothing runs, but for those with contents that prompts may take over.

@@ -1,7 +1,7 @@
 """Drafts that are launched before the last step was read back, so that the device drafts while the host ends a step.
 
-Such a draft does not know how many tokens the last step has appended: ``View.extents`` are upper bounds. Its plan is
-made without the last step's results. It is dropped if the batch changes before it is verified.
+Such a draft does not know how many tokens the last step has appended: ``View.host_lengths`` are upper bounds. Its plan
+is made without the last step's results. It is dropped if the batch changes before it is verified.
 """
 
 from foredraft.core.drafter import Plan, View
@@ -59,5 +59,5 @@ class Ahead:
         cut = sum(limit < most for limit, most in zip(limits, full, strict=True))
         if _CUT * cut > len(limits) or 2 * width > CATCH_UP:
             return None
-        view = batch.view(launched.inputs.view.room, width)
+        view = batch.view(launched.inputs.view.kv_size, width)
         return view, policy.plan(view, limits)

@@ -324,8 +324,8 @@ class Engine:
             return
         sequences = list(admitted.values())
         try:
-            room = self._admission.room({**running, **admitted}, list(admitted))
-            self._stepper.cache.reserve(max(admitted) + 1, 1, room)
+            kv_size = self._admission.kv_size({**running, **admitted}, list(admitted))
+            self._stepper.cache.reserve(max(admitted) + 1, 1, kv_size)
             row_work.together_or_apart(self._reader.add, admitted, faults)
             self._admission.drop(sequences)
             for sequence in sequences:

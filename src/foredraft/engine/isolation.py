@@ -42,7 +42,7 @@ class Isolation:
             if not found:
                 raise
         self.errors |= found
-        self.view = self._batch.view(self.view.room, idle=self.errors)
+        self.view = self._batch.view(self.view.kv_size, idle=self.errors)
         return work(self.view)
 
     def _search(self, work: Callable[[View], object], batch: Batch) -> dict[int, Exception]:
@@ -52,7 +52,7 @@ class Isolation:
         def fault(rows: Collection[int]) -> Exception | None:
             """The error with the rules of these rows only."""
             try:
-                work(batch.view(self.view.room, idle=[row for row in range(count) if row not in rows]))
+                work(batch.view(self.view.kv_size, idle=[row for row in range(count) if row not in rows]))
             except Exception as error:
                 return error
             return None

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from foredraft.core.draft import Draft, Law
-from foredraft.core.drafter import Drafter, Plan, Rewindable, Room, View
+from foredraft.core.drafter import Drafter, KVSize, Plan, Rewindable, View
 from foredraft.core.errors import DrafterError
 from foredraft.core.transfer import to_device
 from foredraft.core.tree import TokenTree
@@ -90,12 +90,12 @@ class NestedLoop:
         self._cached: dict[int, list[int]] = {}  # tokens of each row whose keys and values are in the cache
 
     @torch.inference_mode()
-    def read_ahead(self, row: int, prompt: Int[Tensor, "T"], room: Room) -> None:
+    def read_ahead(self, row: int, prompt: Int[Tensor, "T"], kv_size: KVSize) -> None:
         """Read some of a prompt; see ``Drafter.read_ahead``."""
         if self._parts.sync is None:
-            self._rows.read_ahead(self._middle, row, prompt, room)
+            self._rows.read_ahead(self._middle, row, prompt, kv_size)
             self._cached[row] = [_PROMPT] * self._rows.count[row]
-        self._drafter.read_ahead(row, prompt, {}, room)
+        self._drafter.read_ahead(row, prompt, {}, kv_size)
 
     @torch.inference_mode()
     def fork(self, row: int, source: int, length: int) -> None:
@@ -131,7 +131,7 @@ class NestedLoop:
         Args:
             logits: return them.
         """
-        room = [self._middle.max_length - extent for extent in view.extents]
+        room = [self._middle.max_length - length for length in view.host_lengths]
         lengths = [max(0, min(length, most)) for length, most in zip(lengths, room, strict=True)]
         if not any(lengths):
             return Extension(Draft(TokenTree.root(view.roots), Law.FIXED))
@@ -152,9 +152,9 @@ class NestedLoop:
                 output += result.emitted
             ahead = ahead.followed_by(done.tail.emitted, [len(result.emitted) for result in done.rows])
         for b, row in enumerate(view.rows):
-            if roots is not None and self._rows.count[row] == view.extents[b] - 1:  # else past the middle's context
+            if roots is not None and self._rows.count[row] == view.host_lengths[b] - 1:  # else past its context
                 self._cached[row] += [roots[b], *outputs[b][:-1]]
-            self._drafter.rewind(row, view.extents[b])
+            self._drafter.rewind(row, view.host_lengths[b])
         drafted = [row[:length] + [0] * (max(lengths) - length) for row, length in zip(outputs, lengths, strict=True)]
         device = view.lengths.device
         tokens = torch.cat([view.roots[:, None], to_device(drafted, device)], 1)
@@ -166,10 +166,10 @@ class NestedLoop:
 
         The earlier draft and the tokens committed since are compared on the host, with one small read.
         """
-        ends = [min(extent, self._middle.max_length) - 1 for extent in view.extents]
+        ends = [min(length, self._middle.max_length) - 1 for length in view.host_lengths]
         knowns = [min(self._rows.count[row], end) for row, end in zip(view.rows, ends, strict=True)]
         begin = min(knowns)
-        histories = view.history[:, begin : max(view.extents)].tolist()
+        histories = view.history[:, begin : max(view.host_lengths)].tolist()
         starts = []
         for row, history, known, end in zip(view.rows, histories, knowns, ends, strict=True):
             cached, new = self._cached[row], history[known - begin : end - begin]
@@ -178,14 +178,14 @@ class NestedLoop:
             del cached[known + same :]
             cached += new[same:]
             self._rows.count[row] = known + same
-        self._rows.prepare(view, max(view.extents))
+        self._rows.prepare(view, max(view.host_lengths))
         behind = [b for b, start in enumerate(starts) if start < ends[b]]
         for far in (True, False):
             group = [b for b in behind if (ends[b] - starts[b] > CATCH_UP) == far]
             if group:
                 self._read([view.rows[b] for b in group], [starts[b] for b in group], view.lengths.device)
         self._rows.count.update(zip(view.rows, ends, strict=True))
-        return [history[extent - 1 - begin] for history, extent in zip(histories, view.extents, strict=True)]
+        return [history[length - 1 - begin] for history, length in zip(histories, view.host_lengths, strict=True)]
 
     def _read(self, rows: Sequence[int], starts: Sequence[int], device: torch.device) -> None:
         """Prefill the tokens of these rows from ``starts`` on."""

@@ -282,7 +282,7 @@ class PromptReader:
         """Have the drafter read some of what was read of a prompt."""
         hidden = _joined(reading.parts[reading.shown :])
         begin(reading.row)
-        self.drafter.read_ahead(reading.row, reading.tokens[: reading.done], hidden, self.cache.room)
+        self.drafter.read_ahead(reading.row, reading.tokens[: reading.done], hidden, self.cache.kv_size)
         reading.shown = len(reading.parts)
 
     def _start(self, reading: _Reading, begin: Callable[[int], object]) -> None:

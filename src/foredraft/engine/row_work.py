@@ -52,7 +52,7 @@ class Prepared(NamedTuple):
         Args:
             context: the most tokens that the target reads.
         """
-        view = batch.view(stepper.cache.room)
+        view = batch.view(stepper.cache.kv_size)
         limits = [sequence.draft_limit(context) for sequence in batch.sequences]
         predictions = [sequence.prediction for sequence in batch.sequences]
         nodes = stepper.copied_nodes(view) if any(predictions) else 0

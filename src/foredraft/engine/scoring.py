@@ -63,10 +63,10 @@ def _read(
     engine: Engine, cache: SlotCache, piece: Int[Tensor, "1 N"], begin: int, following: Seq[int], top: int
 ) -> list[TokenLogprobs]:
     """Read tokens from slot ``begin`` on; return the scores of the tokens that follow each of them."""
-    reach = begin + piece.shape[1]
-    cache.reserve(1, reach)
+    used_slots = begin + piece.shape[1]
+    cache.reserve(1, used_slots)
     base = torch.full((1,), begin, dtype=torch.long, device=piece.device)
-    step = engine.target.address(TokenTree.chain(piece), base, [0], reach)
+    step = engine.target.address(TokenTree.chain(piece), base, [0], used_slots)
     laws = engine.target.forward(step, cache).logits[0].float().log_softmax(-1)
     if laws.isnan().any():
         raise NumericsError("The prompt cannot be scored: the model returned NaN or +inf logits.")

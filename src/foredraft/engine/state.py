@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from foredraft.core.drafter import Room, View
+from foredraft.core.drafter import KVSize, View
 from foredraft.core.rng import Exponentials, Noise, RecentTimes
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.sampling.warp import Warp
@@ -125,11 +125,11 @@ class Batch:
         self._rows = _Rows(tuple(old.numbers[i] for i in order), tuple(old.sequences[i] for i in order))
 
     @property
-    def extents(self) -> tuple[int, ...]:
+    def host_lengths(self) -> tuple[int, ...]:
         """Lengths, known on the host."""
         return tuple(sequence.length for sequence in self.sequences)
 
-    def view(self, room: Room, unknown: int = 0, idle: Collection[int] = ()) -> View:
+    def view(self, kv_size: KVSize, unknown: int = 0, idle: Collection[int] = ()) -> View:
         """The batch as the step and the drafter see it, until the next change of the batch.
 
         Args:
@@ -144,17 +144,17 @@ class Batch:
             self._rows = now = replace(now, warp=warp)
         if self._recent is not None:
             self._recent.begin_step()
-        extents = tuple(sequence.length + unknown for sequence in now.sequences)
-        shown = self._first(len(extents), bucket(max(extents)))
+        host_lengths = tuple(sequence.length + unknown for sequence in now.sequences)
+        shown = self._first(len(host_lengths), bucket(max(host_lengths)))
         return View(
             rows=now.numbers,
             history=shown.history,
             lengths=shown.lengths,
-            extents=extents,
+            host_lengths=host_lengths,
             warp=warp,
             noise=Noise(shown.seeds, shown.lengths, self._recent),
             draws=self._draws,
-            room=room,
+            kv_size=kv_size,
             slack=max(unknown - 1, 0),  # a step appends one token at least
             tips=shown.tips,
         )
@@ -188,7 +188,7 @@ class Batch:
     def append(self, emitted: Int[Tensor, "B D"], counts: Int[Tensor, "B"]) -> None:
         """Append the new tokens of a step, ``counts[b]`` of them in row b; later columns are undefined."""
         count, depth = emitted.shape
-        self._reserve(count, max(self.extents) + depth)
+        self._reserve(count, max(self.host_lengths) + depth)
         own = self._buffers.first(count, self._buffers.history.shape[1])
         index = own.lengths[:, None] + torch.arange(depth, device=self._device)
         own.history.scatter_(1, index, emitted.clamp(min=0))
@@ -197,12 +197,12 @@ class Batch:
 
     def append_known(self, emitted: Seq[Seq[int]]) -> None:
         """``append`` of tokens on the host, on a CPU."""
-        extents = self.extents
-        self._reserve(len(emitted), max(extents) + max(map(len, emitted)))
+        host_lengths = self.host_lengths
+        self._reserve(len(emitted), max(host_lengths) + max(map(len, emitted)))
         history, lengths, tips, _ = self._on_host
-        for line, (extent, tokens) in enumerate(zip(extents, emitted, strict=True)):
-            history[line, extent : extent + len(tokens)] = tokens
-            lengths[line] = extent + len(tokens)
+        for line, (length, tokens) in enumerate(zip(host_lengths, emitted, strict=True)):
+            history[line, length : length + len(tokens)] = tokens
+            lengths[line] = length + len(tokens)
             tips[line] = tokens[-1]
 
     def _reserve(self, rows: int, length: int) -> None:

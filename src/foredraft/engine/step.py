@@ -149,7 +149,7 @@ class Stepper:
         """The most nodes of a row with a copy: more would exceed the cache, or take the other rows too much time, since
         all rows of a forward have the same width."""
         most = (COPIED_NODES if view.lengths.device.type == "cpu" else COPIED_NODES_GPU) // len(view.rows)
-        most = min(most, self.cache.slots - max(view.extents) + 1, self.exact_nodes or most)
+        most = min(most, self.cache.slots - max(view.host_lengths) + 1, self.exact_nodes or most)
         return max((size for size in SIZES if size <= most), default=1)
 
     def __call__(self, inputs: StepInputs) -> StepDone:
@@ -160,7 +160,7 @@ class Stepper:
     def launch(self, inputs: StepInputs) -> Launched:
         """Propose, forward, warp, verify and commit."""
         begun, view = _Mark(self.target.device), inputs.view
-        self.cache.reserve(max(view.rows) + 1, max(view.extents))
+        self.cache.reserve(max(view.rows) + 1, max(view.host_lengths))
         self.cache.arrange(view.rows)
         rows = Isolation(view, inputs.batch)
         drafted = inputs.drafted or rows.run(lambda seen: self._propose(seen, inputs.plan))
@@ -198,13 +198,13 @@ class Stepper:
         """The target's forward and the step's tail."""
         draft, tree, view = drafted.draft, drafted.draft.tree, rows.view
         bases = view.lengths - 1
-        reach = max(view.extents) - 1 + tree.tokens.shape[1]
-        self.cache.reserve(max(view.rows) + 1, reach)
+        used_slots = max(view.host_lengths) - 1 + tree.tokens.shape[1]
+        self.cache.reserve(max(view.rows) + 1, used_slots)
         read = None if inputs.matchers is None else HostTree.of(tree)
         replay, sizes = replay_for(self.replay, self.cache, self.target.version, len(view.rows), inputs.free_rows)
-        extent = self.target.extent(reach, tree.tokens.shape[1], self.cache.slots)
+        kv_extent = self.target.kv_extent(used_slots, tree.tokens.shape[1], self.cache.slots)
         with self.target.running():
-            out = replay("forward", sizes, self._forward, tree, bases, extent, why_eager=self.target.why_eager)
+            out = replay("forward", sizes, self._forward, tree, bases, kv_extent, why_eager=self.target.why_eager)
         logits = out.logits
         if inputs.matchers is not None and read is not None:
             logits = masked(logits, read, inputs.matchers, rows.errors)
@@ -220,9 +220,9 @@ class Stepper:
 
         return out, rows.run(judge)
 
-    def _forward(self, tree: TokenTree, bases: Int[Tensor, "B"], extent: int) -> StepOut:
+    def _forward(self, tree: TokenTree, bases: Int[Tensor, "B"], kv_extent: int) -> StepOut:
         """The target's forward; the rows are in the first lines of the cache."""
-        step = self.target.address(tree, bases, self.cache.first(len(bases)), extent)
+        step = self.target.address(tree, bases, self.cache.first(len(bases)), kv_extent)
         if not self.vocab_size:
             return self.target.compute(step, self.cache)
         step = replace(step, tokens=step.tokens.clamp(max=self.target.vocab_size - 1))

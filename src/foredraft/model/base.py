@@ -16,7 +16,7 @@ from foredraft.core.rng import Choose, Exponentials
 from foredraft.core.target_parts import TargetParts
 from foredraft.core.tree import TokenTree
 from foredraft.model.kv.cache import SlotCache
-from foredraft.model.kv.masks import Layout, StepIn, extent_of
+from foredraft.model.kv.masks import Layout, StepIn, kv_extent_of
 
 
 class TargetModel(ABC):
@@ -67,7 +67,7 @@ class TargetModel(ABC):
 
     @abstractmethod
     def address(
-        self, tree: TokenTree, bases: Int[Tensor, "B"], rows: Sequence[int], reach: int, *, start: int = 0
+        self, tree: TokenTree, bases: Int[Tensor, "B"], rows: Sequence[int], used_slots: int, *, start: int = 0
     ) -> StepIn:
         """Positions, slots and masks of a tree whose roots are in slots ``bases``; see ``masks.address``."""
 
@@ -110,14 +110,14 @@ class TargetModel(ABC):
         """``forward`` as a function that can be recorded, to be called within ``running``."""
         return self.forward(step, cache, keep)
 
-    def extent(self, reach: int, nodes: int, slots: int) -> int:
-        """The number of slots to ``address`` a forward for, so that forwards have few shapes; at least ``reach``.
+    def kv_extent(self, used_slots: int, nodes: int, slots: int) -> int:
+        """The number of slots to ``address`` a forward for, so that forwards have few shapes; at least ``used_slots``.
 
         Args:
             nodes: of the forward.
             slots: of the cache.
         """
-        return min(extent_of(reach, self.device), slots)
+        return min(kv_extent_of(used_slots, self.device), slots)
 
     @abstractmethod
     def empty_hidden(self) -> dict[int, Float[Tensor, "1 T H"]]:

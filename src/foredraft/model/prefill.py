@@ -68,7 +68,7 @@ def prefill(
     first = torch.zeros(1, dtype=torch.long, device=tokens.device)
     for begin in range(0, width, CHUNK):
         piece = tokens[:, begin : begin + CHUNK]
-        reach = max(starts) + begin + piece.shape[1]
-        step = model.address(TokenTree.chain(piece), bases + begin, rows, reach)
+        used_slots = max(starts) + begin + piece.shape[1]
+        step = model.address(TokenTree.chain(piece), bases + begin, rows, used_slots)
         out = model.forward(step, cache, keep=first)  # these logits are unused; one node is the minimum
         receive(begin, out.hidden)

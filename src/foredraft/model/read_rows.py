@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from jaxtyping import Int
 from torch import Tensor
 
-from foredraft.core.drafter import Room, View
+from foredraft.core.drafter import KVSize, View
 from foredraft.model.base import TargetModel
 from foredraft.model.kv.cache import SlotCache, bucket
 from foredraft.model.prefill import CATCH_UP, CHUNK, prefill
@@ -31,7 +31,7 @@ class ReadRows:
         self._left.pop(row, None)
         return self.count.setdefault(row, 0)
 
-    def ahead(self, row: int, most: int, room: Room) -> tuple[int, int]:
+    def ahead(self, row: int, most: int, kv_size: KVSize) -> tuple[int, int]:
         """Make room for the next entries of a row, at most ``CHUNK`` and none beyond ``most``.
 
         Returns:
@@ -40,14 +40,14 @@ class ReadRows:
         begin = self.add(row)
         end = max(min(begin + CHUNK, most), begin)
         if begin < end:
-            self._cache.reserve(row + 1, end + CATCH_UP, room)
+            self._cache.reserve(row + 1, end + CATCH_UP, kv_size)
             if not begin:  # an earlier request in the row may have left NaN
                 self._cache.zero([row])
         return begin, end
 
-    def read_ahead(self, model: TargetModel, row: int, prompt: Int[Tensor, "T"], room: Room) -> None:
+    def read_ahead(self, model: TargetModel, row: int, prompt: Int[Tensor, "T"], kv_size: KVSize) -> None:
         """Read the next tokens of a prompt with a model whose entries are tokens; see ``Drafter.read_ahead``."""
-        begin, end = self.ahead(row, min(len(prompt), model.max_length - 1), room)
+        begin, end = self.ahead(row, min(len(prompt), model.max_length - 1), kv_size)
         if begin < end:
             tokens = prompt[None, begin:end].clamp(max=model.vocab_size - 1)
             prefill(model, self._cache, [row], tokens, [begin])
@@ -84,10 +84,10 @@ class ReadRows:
     def prepare(self, view: View, slots: int) -> None:
         """Make room for rows of so many slots, in the first lines of the cache; clear new ones."""
         rows, cache = view.rows, self._cache
-        if not any(self.count.values()) and cache.slots > bucket(max(slots, view.room.slots)):
+        if not any(self.count.values()) and cache.slots > bucket(max(slots, view.kv_size.slots)):
             cache.clear()  # of longer requests; none of them is in flight
             self._left.clear()
-        cache.reserve(max(rows) + 1, slots, view.room)
+        cache.reserve(max(rows) + 1, slots, view.kv_size)
         cache.arrange(rows)
         fresh = [row for row in rows if self.count[row] == 0]
         if fresh:  # an earlier request in the row may have left NaN

@@ -113,7 +113,7 @@ def listen(drafter: Drafter, net: Any) -> list[Proposal]:
 
     def record(view: View, plan: Plan) -> Draft:
         calls.clear()
-        texts = [tuple(line[:length].tolist()) for line, length in zip(view.history, view.extents, strict=True)]
+        texts = [tuple(line[:length].tolist()) for line, length in zip(view.history, view.host_lengths, strict=True)]
         draft = propose(view, plan)
         proposals.append(Proposal(view.rows, texts, plan, draft, list(calls)))
         return proposals[-1].draft

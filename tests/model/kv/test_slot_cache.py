@@ -15,23 +15,25 @@ def block(rows: int, nodes: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(rows, HEADS, nodes, KEY), torch.randn(rows, HEADS, nodes, VALUE)
 
 
-def view(store: SlotCache, rows: list[int], slots: list[list[int]], extent: int) -> SlotView:
+def view(store: SlotCache, rows: list[int], slots: list[list[int]], kv_extent: int) -> SlotView:
     nodes = torch.tensor(slots)
-    return SlotView(store, StepIn(nodes, nodes, nodes, {}, tuple(rows), extent))
+    return SlotView(store, StepIn(nodes, nodes, nodes, {}, tuple(rows), kv_extent))
 
 
-def write(store: SlotCache, rows: list[int], slots: list[list[int]], extent: int = 16):
+def write(store: SlotCache, rows: list[int], slots: list[list[int]], kv_extent: int = 16):
     """Write random keys and values for these slots to both layers; what was written and what came back, by layer."""
-    window = view(store, rows, slots, extent)
+    window = view(store, rows, slots, kv_extent)
     written = [block(len(rows), len(slots[0])) for _ in range(LAYERS)]
     read = [window.update(key, value, layer) for layer, (key, value) in enumerate(written)]
     return written, read
 
 
-def peek(store: SlotCache, rows: list[int], extent: int = 16):
+def peek(store: SlotCache, rows: list[int], kv_extent: int = 16):
     """Keys and values of these rows, both layers."""
     rows = store.lines(rows)
-    return [(store._keys[layer][rows, :, :extent], store._values[layer][rows, :, :extent]) for layer in range(LAYERS)]
+    return [
+        (store._keys[layer][rows, :, :kv_extent], store._values[layer][rows, :, :kv_extent]) for layer in range(LAYERS)
+    ]
 
 
 def filled(rows: int = 4, slots: int = 16, like: SlotCache | None = TEMPLATE) -> SlotCache:
@@ -164,7 +166,7 @@ def test_clear_keeps_the_memory_for_rows_of_the_same_length():
     before, size = store._keys[0], store.nbytes
     store.clear()
     store.reserve(2, 3)
-    assert store._keys[0] is before and store.nbytes == size and store.room == (4, BUCKET)
+    assert store._keys[0] is before and store.nbytes == size and store.kv_size == (4, BUCKET)
     assert store.lines([0, 1, 2]) == [0, 1, 2]
     store.zero([1])
     assert not any(each.any() for pair in peek(store, [1]) for each in pair), "what it held before is known to be there"

@@ -68,9 +68,9 @@ def check_trees(model: NativeLM, texts: Sequence[list[int]], nodes: int, seed: i
     tree = TokenTree(torch.tensor([t for t, _ in made]), torch.tensor([p for _, p in made]), depth=nodes - 1)
     rows = tuple(range(len(texts)))
     cache = read(model, texts, rows)
-    reach = max(map(len, texts)) + nodes
-    cache.reserve(len(texts), reach)
-    logits = model.forward(model.address(tree, bases(texts), rows, reach), cache).logits
+    used_slots = max(map(len, texts)) + nodes
+    cache.reserve(len(texts), used_slots)
+    logits = model.forward(model.address(tree, bases(texts), rows, used_slots), cache).logits
     for row, (text, (tokens, parents)) in enumerate(zip(texts, made, strict=True)):
         for node in range(nodes):
             expected = plain(model, [*text[:-1], *path_to(node, tokens, parents)])[-1]

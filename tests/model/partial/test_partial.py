@@ -156,22 +156,22 @@ def test_what_comes_later_is_taken_in_as_the_target_wrote_it(kind: str):
     full = read(model, [text], [0])
     partial = PartialLM(model, full, KINDS[kind], 16)
     chosen, last = 0, 0
-    recent = {"retrieval": lambda extent: (extent - 1) % 4 or 4, "window": lambda _: 13, "h2o": lambda _: 6}
-    for extent in (5, 9, 27, 31, 39, 40, 62, 63, 90, 92, 120):
-        chosen += len(partial.sync([0], [extent], 6))
-        tree = TokenTree.chain(torch.tensor([[text[extent - 1], 1, 2, 3]]))
-        step = partial.address(tree, torch.tensor([extent - 1]), [0], extent + 3)
+    recent = {"retrieval": lambda length: (length - 1) % 4 or 4, "window": lambda _: 13, "h2o": lambda _: 6}
+    for length in (5, 9, 27, 31, 39, 40, 62, 63, 90, 92, 120):
+        chosen += len(partial.sync([0], [length], 6))
+        tree = TokenTree.chain(torch.tensor([[text[length - 1], 1, 2, 3]]))
+        step = partial.address(tree, torch.tensor([length - 1]), [0], length + 3)
         assert int(step.slots.max()) < partial.capacity
-        assert step.positions.tolist() == [list(range(extent - 1, extent + 3))]
+        assert step.positions.tolist() == [list(range(length - 1, length + 3))]
         partial.forward(step, partial.cache)
         partial.finalize(torch.tensor([1]))
         left = partial.left_out(0)
         assert left >= last and (left == 0) == (chosen == 0)
         last = left
         for layer in range(model.layers):
-            whole, own = full.stored(layer)[0][0, :, : extent - 1], partial.cache.stored(layer)[0][0]
-            held = own[:, : extent - 1 - left]
-            assert torch.equal(held[:, -recent[kind](extent) :], whole[:, -recent[kind](extent) :])
+            whole, own = full.stored(layer)[0][0, :, : length - 1], partial.cache.stored(layer)[0][0]
+            held = own[:, : length - 1 - left]
+            assert torch.equal(held[:, -recent[kind](length) :], whole[:, -recent[kind](length) :])
             known = (held[:, :, None] == whole[:, None]).all(-1)
             assert known.any(-1).all()
             order = known.int().argmax(-1)
@@ -206,9 +206,9 @@ def test_after_many_steps_without_a_draft_the_newest_tokens_are_kept():
     model, text = CausalLM(tiny.build("llama")), tiny.prompts((400,), seed=9)[0]
     full = read(model, [text], [0])
     partial = PartialLM(model, full, HeavyHitters(200, 30), 190)
-    for extent, evicted in ((9, []), (386, [0])):
-        assert partial.sync([0], [extent], 6) == evicted
-        forward_roots(partial, [0], [text[extent - 1]], [extent - 1])
+    for length, evicted in ((9, []), (386, [0])):
+        assert partial.sync([0], [length], 6) == evicted
+        forward_roots(partial, [0], [text[length - 1]], [length - 1])
         partial.finalize(torch.tensor([0]))
     assert partial.left_out(0) == 385 - 200
     for layer in range(model.layers):
@@ -225,16 +225,16 @@ def test_evicted_tokens_are_those_with_least_attention_so_far():
     kept: list[list[int]] = [[], []]  # by group, the positions in the cache
     sums = [dict.fromkeys(range(60), 0.0) for _ in range(2)]
     evictions, upto = 0, 0
-    for extent in range(4, 56):
-        evicted = partial.sync([0], [extent], 3)
+    for length in range(4, 56):
+        evicted = partial.sync([0], [length], 3)
         for group in range(2):
-            kept[group] += range(upto, extent - 1)
+            kept[group] += range(upto, length - 1)
             if evicted:
                 heavy = sorted(kept[group][:-4], key=lambda place: -sums[group][place])[:8]
                 kept[group] = sorted(heavy) + kept[group][-4:]
         evictions += len(evicted)
-        upto = extent - 1
-        forward_roots(partial, [0], [text[extent - 1]], [extent - 1])
+        upto = length - 1
+        forward_roots(partial, [0], [text[length - 1]], [length - 1])
         assert partial._scores is not None
         noted = partial._scores._pending[0][0][1][0]
         partial.finalize(torch.tensor([0]))
@@ -242,7 +242,7 @@ def test_evicted_tokens_are_those_with_least_attention_so_far():
         for group in range(2):
             held = keys[group, : len(kept[group])]
             assert torch.equal(held, full.stored(0)[0][0, group, kept[group]])
-            for slot, place in enumerate([*kept[group], extent - 1]):
+            for slot, place in enumerate([*kept[group], length - 1]):
                 sums[group][place] += float(noted[group, slot])
     assert evictions > 3
 
@@ -265,15 +265,15 @@ def test_ragged_rows_are_taken_in_together_as_one_by_one():
     full = read(model, texts, rows)
     for sets in ([50, 31, 9, 12, 45], [50, 32, 17, 21, 46], [56, 33, 17, 60, 47], [57, 40, 70, 60, 55]):
         one, all_at_once = (PartialLM(model, full, KINDS["window"], 60) for _ in range(2))
-        for extents in ([12, 31, 5, 9, 45], sets):
-            for row, extent in zip(rows, extents, strict=True):
-                one.sync([row], [extent], 6)
-            all_at_once.sync(rows, extents, 6)
+        for host_lengths in ([12, 31, 5, 9, 45], sets):
+            for row, length in zip(rows, host_lengths, strict=True):
+                one.sync([row], [length], 6)
+            all_at_once.sync(rows, host_lengths, 6)
         for layer in range(model.layers):
             for slow, fast in zip(one.cache.stored(layer), all_at_once.cache.stored(layer), strict=True):
-                for row, extent in zip(rows, sets, strict=True):
+                for row, length in zip(rows, sets, strict=True):
                     assert one.left_out(row) == all_at_once.left_out(row)
-                    end = min(extent - 1 - one.left_out(row), all_at_once.capacity)
+                    end = min(length - 1 - one.left_out(row), all_at_once.capacity)
                     alone, together = slow[one.cache.line(row)], fast[all_at_once.cache.line(row)]
                     assert torch.equal(alone[:, :end], together[:, :end])
 
@@ -298,9 +298,9 @@ def test_a_text_that_is_taken_back_is_taken_in_again(kind: str):
         other = text[:stands] + tiny.prompts((60,), seed=8)[0]
         full = read(model, [text], [0])
         partial = PartialLM(model, full, KINDS[kind], 24)
-        for extent in (41, 46):
-            partial.sync([0], [extent], 6)
-            say(partial, partial.cache, branching([text[:extent]]), [text[:extent]], [0])
+        for length in (41, 46):
+            partial.sync([0], [length], 6)
+            say(partial, partial.cache, branching([text[:length]]), [text[:length]], [0])
             partial.finalize(torch.tensor([0]))
         left = partial.left_out(0)
         assert left in (24, 25)

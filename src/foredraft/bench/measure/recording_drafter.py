@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from foredraft.core.draft import Draft, Verdict
-from foredraft.core.drafter import Drafter, Plan, Room, StepOut, View
+from foredraft.core.drafter import Drafter, KVSize, Plan, StepOut, View
 
 
 class RecordingDrafter(Drafter):
@@ -19,8 +19,8 @@ class RecordingDrafter(Drafter):
     def fuse(self, hidden: Mapping[int, Tensor]) -> Mapping[int, Tensor]:
         return self._inner.fuse(hidden)
 
-    def read_ahead(self, row: int, prompt: Tensor, hidden: Mapping[int, Tensor], room: Room) -> None:
-        self._inner.read_ahead(row, prompt, hidden, room)
+    def read_ahead(self, row: int, prompt: Tensor, hidden: Mapping[int, Tensor], kv_size: KVSize) -> None:
+        self._inner.read_ahead(row, prompt, hidden, kv_size)
 
     def fork(self, row: int, source: int, length: int) -> None:
         self._inner.fork(row, source, length)

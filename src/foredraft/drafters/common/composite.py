@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from foredraft.core.draft import Draft, Verdict
-from foredraft.core.drafter import Drafter, Room, StepOut, View
+from foredraft.core.drafter import Drafter, KVSize, StepOut, View
 
 Hidden = Mapping[int, Float[Tensor, "1 T H"]]
 
@@ -18,9 +18,9 @@ class CompositeDrafter(Drafter):
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         self._drafters = tuple(drafters)
 
-    def read_ahead(self, row: int, prompt: Int[Tensor, "T"], hidden: Hidden, room: Room) -> None:
+    def read_ahead(self, row: int, prompt: Int[Tensor, "T"], hidden: Hidden, kv_size: KVSize) -> None:
         for drafter in self._drafters:
-            drafter.read_ahead(row, prompt, drafter.fuse(drafter.needs.states(hidden)), room)
+            drafter.read_ahead(row, prompt, drafter.fuse(drafter.needs.states(hidden)), kv_size)
 
     def fork(self, row: int, source: int, length: int) -> None:
         for drafter in self._drafters:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from foredraft.core.drafter import Needs, Plan, Rewindable, Room, View
+from foredraft.core.drafter import KVSize, Needs, Plan, Rewindable, View
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.tree_builder import TreeBuilder
 from foredraft.engine.nested_loop import NestedLoop
@@ -28,13 +28,13 @@ T = TypeVar("T")
 class Unread:
     """The last tokens of each row up to the root, among them all that the draft model has not read.
 
-    ``lengths``: of the rows. ``extent``: the slots that the draft's forwards are addressed for. ``full``: no row is
+    ``lengths``: of the rows. ``kv_extent``: the slots that the draft's forwards are addressed for. ``full``: no row is
     shorter than W; otherwise shorter ones end before the last column.
     """
 
     tokens: Int[Tensor, "B W"]
     lengths: Int[Tensor, "B"]
-    extent: int
+    kv_extent: int
     full: bool
 
 
@@ -57,9 +57,9 @@ class DraftRunner:
         self._vocab_size = vocab_size
         self._read = ReadRows(self.cache)  # an entry is a committed token
 
-    def read_ahead(self, row: int, prompt: Int[Tensor, "T"], room: Room) -> None:
+    def read_ahead(self, row: int, prompt: Int[Tensor, "T"], kv_size: KVSize) -> None:
         """Read some of a prompt; see ``Drafter.read_ahead``."""
-        self._read.read_ahead(self.model, row, prompt, room)
+        self._read.read_ahead(self.model, row, prompt, kv_size)
 
     def fork(self, row: int, source: int, length: int) -> None:
         """Add a row with what was read of another; see ``Drafter.fork``."""
@@ -84,9 +84,9 @@ class DraftRunner:
 
     def _within_context(self, view: View, plan: Plan) -> Plan:
         """The plan without rows that are longer than the draft's context."""
-        if max(view.extents) + plan.length <= self.model.max_length:
+        if max(view.host_lengths) + plan.length <= self.model.max_length:
             return plan
-        rooms = (self.model.max_length - extent for extent in view.extents)
+        rooms = (self.model.max_length - length for length in view.host_lengths)
         return replace(plan, lengths=tuple(max(0, min(p, r)) for p, r in zip(plan.lengths, rooms, strict=True)))
 
     @torch.inference_mode()
@@ -109,7 +109,7 @@ class DraftRunner:
             read: the rows that the model reads, if they differ from ``view``.
         """
         read = self._as_read(view if read is None else read)
-        ends = [min(extent, self.model.max_length) for extent in read.extents]
+        ends = [min(length, self.model.max_length) for length in read.host_lengths]
         unread = self._unread(read, ends, room)
         replay, sizes = self._read.replay(self._replay, self.model.version, len(ends))
         rows = self.cache.first(sizes.padded)
@@ -133,14 +133,14 @@ class DraftRunner:
 
     def _unread(self, view: View, ends: Sequence[int], room: int) -> Unread:
         """The new tokens of each row, with slots reserved for them and for ``room`` nodes."""
-        slots, read = max(view.extents) + room, lambda far: self._prefill(view, far, ends)
+        slots, read = max(view.host_lengths) + room, lambda far: self._prefill(view, far, ends)
         width = self._read.catch_up(view, ends, slots, read, few=self._replay.records)
         lengths = view.lengths.clamp(max=self.model.max_length)
         index = (lengths - width).clamp(min=0)[:, None] + torch.arange(width, device=lengths.device)
         tokens = view.history.gather(1, index.clamp(max=view.history.shape[1] - 1))
-        reach = max(max(ends) + room, width)
+        used_slots = max(max(ends) + room, width)
         full = min(ends) - view.slack >= width
-        return Unread(tokens, lengths, self.model.extent(reach, 1, self.cache.slots), full)
+        return Unread(tokens, lengths, self.model.kv_extent(used_slots, 1, self.cache.slots), full)
 
     def clip_ids(self, tokens: Int[Tensor, "B N"]) -> Int[Tensor, "B N"]:
         """Token ids clipped to the draft's vocabulary; only padding ids are ever beyond it."""
@@ -151,19 +151,19 @@ class DraftRunner:
         return widened(logits, self._vocab_size)
 
     def logits(
-        self, tree: TokenTree, bases: Int[Tensor, "B"], extent: int, start: int, last: bool
+        self, tree: TokenTree, bases: Int[Tensor, "B"], kv_extent: int, start: int, last: bool
     ) -> Float[Tensor, "B F V"]:
         """A forward, which can be recorded; see ``Forwards``."""
         tree = replace(tree, tokens=self.clip_ids(tree.tokens))
-        step = self.model.address(tree, bases, self.cache.first(len(bases)), extent, start=start)
+        step = self.model.address(tree, bases, self.cache.first(len(bases)), kv_extent, start=start)
         keep = torch.full((1,), tree.tokens.shape[1] - 1, device=bases.device) if last else None
         return self.widened(self.model.compute(step, self.cache, keep).logits)
 
-    def _prefill(self, view: View, far: Sequence[int], extents: Sequence[int]) -> None:
+    def _prefill(self, view: View, far: Sequence[int], host_lengths: Sequence[int]) -> None:
         """Read all but the last token of the rows that are far behind."""
         rows = [view.rows[b] for b in far]
         starts = [self._read.count[row] for row in rows]
-        counts = [extents[b] - 1 - start for b, start in zip(far, starts, strict=True)]
+        counts = [host_lengths[b] - 1 - start for b, start in zip(far, starts, strict=True)]
         tokens = torch.zeros(len(far), max(counts), dtype=torch.long, device=view.history.device)
         for line, (b, start, count) in enumerate(zip(far, starts, counts, strict=True)):
             tokens[line, :count] = view.history[b, start : start + count]
@@ -217,8 +217,8 @@ class Forwards:
     ) -> Float[Tensor, "B F V"]:
         """Logits after the nodes from ``start`` on, or after the last one; the rows are the first ones of the cache."""
         runner, model = self._runner, self._runner.model
-        extent = model.extent(self._unread.extent, tree.tokens.shape[1] - start, runner.cache.slots)
-        given = (tree, bases, extent, start, last)
+        kv_extent = model.kv_extent(self._unread.kv_extent, tree.tokens.shape[1] - start, runner.cache.slots)
+        given = (tree, bases, kv_extent, start, last)
         return self._replay("draft", self._sizes, runner.logits, *given, why_eager=model.why_eager)
 
 
@@ -239,10 +239,10 @@ class RunnerDrafter(Rewindable, Generic[R]):
 
     @torch.inference_mode()
     def read_ahead(
-        self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 F G"]], room: Room
+        self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 F G"]], kv_size: KVSize
     ) -> None:
         for runner in self._runners:
-            runner.read_ahead(row, prompt, room)
+            runner.read_ahead(row, prompt, kv_size)
 
     @torch.inference_mode()
     def fork(self, row: int, source: int, length: int) -> None:

@@ -116,7 +116,7 @@ class DynamicTreeDrafter(EagleDrafter):
     def propose(self, view: View, plan: Plan) -> Draft:
         limits = self._within(self._limits, plan)
         if limits.depth and self._state.drafts_trees and view.warp.scales_only and not view.draws:
-            allowed = [length * (extent > 1) for length, extent in zip(plan.lengths, view.extents, strict=True)]
+            allowed = [length * (tokens > 1) for length, tokens in zip(plan.lengths, view.host_lengths, strict=True)]
             return self._state.draft(view, limits.size(view, allowed))
         room = 1 + max(self._limits.nodes * view.draws, limits.expanded)
         return self._draft(view, plan, room, self._tree, limits)
@@ -147,7 +147,7 @@ class HeadTreeBuilder(TreeBuilder):
         self._cache = cache
         self._states = states
         self._bases = (view.lengths - 2).clamp(min=0)[:, None]
-        self._extent = slots.extent
+        self._kv_extent = slots.kv_extent
         self._index = torch.arange(slots.nodes, device=states.device)
         self._slots = self._bases + self._index
         self._family = (self._index == 0).expand(len(view.rows), 1, -1)  # ancestors of the frontier, and itself
@@ -163,7 +163,7 @@ class HeadTreeBuilder(TreeBuilder):
             slots=self._slots[:, added],
             visible={"rows": self._visible(depth, added, places)} if tables else {},
             rows=self.view.rows,
-            extent=self._extent,
+            kv_extent=self._kv_extent,
         )
         mask = None if tables else self._grown(depth, added, places, carried.dtype)
         self._states = self._cache.forward(step, at_places(carried, places), mask)
@@ -185,12 +185,12 @@ class HeadTreeBuilder(TreeBuilder):
     ) -> Float[Tensor, "B 1 F S"]:
         """The same as a mask."""
         if self._mask is None:
-            self._mask = Visible(None, self._bases, self._bases, self._family).mask(self._extent, dtype)[:, 0]
+            self._mask = Visible(None, self._bases, self._bases, self._family).mask(self._kv_extent, dtype)[:, 0]
         self._mask = at_places(self._mask, places).scatter_(2, self._slots[:, added, None], 0.0)
         window = self._cache.window
         if window is not None:
             first = depth - window + 1  # of the nodes' own depths that they attend to, or of the positions before
             begin = self._bases + (self.starts[first] if first > 0 else first)
-            outside = torch.arange(self._extent, device=places.device) < begin[:, None]
+            outside = torch.arange(self._kv_extent, device=places.device) < begin[:, None]
             self._mask.masked_fill_(outside, torch.finfo(dtype).min)
         return self._mask[:, None]

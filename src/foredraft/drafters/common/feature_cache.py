@@ -13,14 +13,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from foredraft.core.draft import Draft, Verdict
-from foredraft.core.drafter import NO_ROOM, Plan, Room, StepOut, View
+from foredraft.core.drafter import EMPTY_KV, KVSize, Plan, StepOut, View
 from foredraft.core.transfer import to_device
 from foredraft.core.tree import TokenTree
 from foredraft.heads.layers import Layers
 from foredraft.heads.native_layers import HeadLayers
 from foredraft.model.attention.slot_attention import masked_attention, runs_kernel
 from foredraft.model.kv.cache import SlotCache, SlotView, bucket, persistent_zeros
-from foredraft.model.kv.masks import Layout, StepIn, address, extent_of
+from foredraft.model.kv.masks import Layout, StepIn, address, kv_extent_of
 from foredraft.model.linear.packed import any_weight
 from foredraft.model.native.drafting import TreeSize
 from foredraft.model.prefill import CHUNK
@@ -82,7 +82,7 @@ class _PendingStates(NamedTuple):
 
     rows: tuple[int, ...]
     starts: Int[Tensor, "B"]
-    extent: int  # of the longest row
+    kv_extent: int  # of the longest row
     hidden: Mapping[int, Float[Tensor, "B D H"]]
 
 
@@ -90,7 +90,7 @@ class TreeSlots(NamedTuple):
     """The most nodes of a tree, the root's entry included, and the slots that its forwards are addressed for."""
 
     nodes: int
-    extent: int
+    kv_extent: int
 
 
 class FeatureCache:
@@ -136,12 +136,12 @@ class FeatureCache:
         return {_FUSED: self._to_features(hidden)}
 
     def read_ahead(
-        self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 F G"]], room: Room
+        self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 F G"]], kv_size: KVSize
     ) -> None:
         """Read some entries of a prompt whose last token is not its last; see ``Drafter.read_ahead``."""
         features = hidden[_FUSED]
-        self._store(row, len(prompt) - features.shape[1], features, room)
-        begin, end = self._rows.ahead(row, len(prompt) - 1, room)
+        self._store(row, len(prompt) - features.shape[1], features, kv_size)
+        begin, end = self._rows.ahead(row, len(prompt) - 1, kv_size)
         if begin < end:
             self._layers.reserve(end)
             bases = torch.full((1,), begin, dtype=torch.long, device=prompt.device)
@@ -159,11 +159,11 @@ class FeatureCache:
         self._features[row, features.shape[1] : self._used] = 0  # an earlier request in the row may have left NaN
         self._rows.add(row)
 
-    def _store(self, row: int, begin: int, features: Float[Tensor, "1 T F"], room: Room = NO_ROOM) -> None:
-        """Store the features of a part of a prompt; ``room`` as in ``_reserve``."""
+    def _store(self, row: int, begin: int, features: Float[Tensor, "1 T F"], kv_size: KVSize = EMPTY_KV) -> None:
+        """Store the features of a part of a prompt; ``kv_size`` as in ``_reserve``."""
         self._flush()
         end = begin + features.shape[1]
-        self._reserve(row + 1, end, features.shape[2], room)
+        self._reserve(row + 1, end, features.shape[2], kv_size)
         self._features[row, begin:end] = features[0]
 
     def commit(self, view: View, verdict: Verdict, out: StepOut) -> None:
@@ -172,7 +172,7 @@ class FeatureCache:
         hidden = {tap: verdict.on_path(states) for tap, states in out.hidden.items()}
         if not alone:
             self._flush()
-        self._pending.append(_PendingStates(view.rows, view.lengths - 1, max(view.extents), hidden))
+        self._pending.append(_PendingStates(view.rows, view.lengths - 1, max(view.host_lengths), hidden))
         if not alone or len(self._pending) >= _MAX_PENDING:
             self._flush()
 
@@ -184,7 +184,7 @@ class FeatureCache:
         features = self._to_features({tap: torch.cat([step.hidden[tap] for step in steps]) for tap in steps[0].hidden})
         width = features.shape[1]
         rows = [row for step in steps for row in step.rows]
-        self._reserve(max(rows) + 1, max(step.extent for step in steps) - 1 + width, features.shape[2])
+        self._reserve(max(rows) + 1, max(step.kv_extent for step in steps) - 1 + width, features.shape[2])
         starts = torch.cat([step.starts for step in steps])[:, None]
         slots = starts + torch.arange(width, device=features.device)
         self._features[to_device(rows, features.device)[:, None], slots] = features
@@ -204,10 +204,10 @@ class FeatureCache:
         Args:
             room: slots to reserve after it, for a tree.
         """
-        width, reach = self._catch_up(view, room)
+        width, used_slots = self._catch_up(view, room)
         places = to_device(view.rows, view.lengths.device)
         tokens = _tokens(view.history, _new(view, width), width)
-        states = self.run("catch-up", self._read_new, view, places, tokens, self.extent_of(reach))
+        states = self.run("catch-up", self._read_new, view, places, tokens, self.kv_extent_of(used_slots))
         self._rows.read_to(view, _ends(view))
         return DraftState(states, view.lengths > 1)
 
@@ -228,17 +228,17 @@ class FeatureCache:
         """Make room for the new entries of each row and for a tree; read all but the last ones of rows far behind.
 
         Returns:
-            the number of entries to read, and the slots that they reach.
+            the number of entries to read, and the slots that they fill.
         """
         self._flush()
         ends = _ends(view)
         self._versions[1] = self._layers.reserve(max(ends) + room)
         slots, read = max(ends) + room, lambda far: self._read_alone(view, far, ends)
-        self._reserve(0, 0, self._features.shape[2], view.room)
+        self._reserve(0, 0, self._features.shape[2], view.kv_size)
         width = self._rows.catch_up(view, ends, slots, read, few=self._replay.records)
-        reach = max(max(ends), width)
-        self._reserve(max(view.rows) + 1, reach, self._features.shape[2])
-        return width, reach
+        used_slots = max(max(ends), width)
+        self._reserve(max(view.rows) + 1, used_slots, self._features.shape[2])
+        return width, used_slots
 
     def planned(self, plan: Plan) -> Plan:
         """The plan; its draft is recorded if steps are."""
@@ -252,14 +252,14 @@ class FeatureCache:
         replay, sizes = self._rows.replay(self._replay, tuple(self._versions), len(view.rows))
         return run_rows(replay, self._cache.first(sizes.padded), segment, function, view, *arguments)
 
-    def extent_of(self, reach: int) -> int:
-        """How many slots a forward of few nodes is addressed for, to cover ``reach`` of them."""
+    def kv_extent_of(self, used_slots: int) -> int:
+        """How many slots a forward of few nodes is addressed for, to cover ``used_slots`` of them."""
         slots = self._cache.slots
-        return min(extent_of(reach, self._features.device), slots) if self.reads_masks else slots
+        return min(kv_extent_of(used_slots, self._features.device), slots) if self.reads_masks else slots
 
     def slots_of(self, view: View, nodes: int) -> TreeSlots:
         """The slots of a tree of at most ``nodes`` nodes after the entries just read."""
-        return TreeSlots(nodes, self.extent_of(max(max(view.extents) - 2, 0) + nodes))
+        return TreeSlots(nodes, self.kv_extent_of(max(max(view.host_lengths) - 2, 0) + nodes))
 
     def _read_alone(self, view: View, far: list[int], ends: list[int]) -> None:
         """Read all but the last entry of the rows that are far behind."""
@@ -272,7 +272,7 @@ class FeatureCache:
                 self._committed((row,), view.history[own], base, begin + width, width)
 
     def _read_new(
-        self, view: View, places: Int[Tensor, "B"], tokens: Int[Tensor, "B N"], extent: int
+        self, view: View, places: Int[Tensor, "B"], tokens: Int[Tensor, "B N"], kv_extent: int
     ) -> Float[Tensor, "B 1 H"]:
         """Read the last entries of each row; return the state after the last one. Can be recorded.
 
@@ -281,16 +281,16 @@ class FeatureCache:
             tokens: of the entries.
         """
         width = tokens.shape[1]
-        states = self._entries(view.rows, places, tokens, _new(view, width), extent)
+        states = self._entries(view.rows, places, tokens, _new(view, width), kv_extent)
         last = ((view.lengths - 1).clamp(max=width) - 1).clamp(min=0)
         return states.gather(1, last[:, None, None].expand(-1, 1, states.shape[2]))
 
     def _committed(
-        self, rows: Sequence[int], history: Int[Tensor, "B L"], bases: Int[Tensor, "B"], reach: int, width: int
+        self, rows: Sequence[int], history: Int[Tensor, "B L"], bases: Int[Tensor, "B"], used_slots: int, width: int
     ) -> None:
-        """Read ``width`` entries of each row from ``bases`` on, all below ``reach``, with the target's features."""
-        self._reserve(max(rows) + 1, reach, self._features.shape[2])
-        self._entries(rows, to_device(rows, bases.device), _tokens(history, bases, width), bases, reach)
+        """Read ``width`` entries of each row from ``bases``, all below ``used_slots``, with the target's features."""
+        self._reserve(max(rows) + 1, used_slots, self._features.shape[2])
+        self._entries(rows, to_device(rows, bases.device), _tokens(history, bases, width), bases, used_slots)
 
     def _entries(
         self,
@@ -298,11 +298,11 @@ class FeatureCache:
         places: Int[Tensor, "B"],
         tokens: Int[Tensor, "B N"],
         bases: Int[Tensor, "B"],
-        reach: int,
+        used_slots: int,
     ) -> Float[Tensor, "B N H"]:
         """The states of these entries; there must be room for their features."""
         slots = bases[:, None] + torch.arange(tokens.shape[1], device=bases.device)
-        step = address(TokenTree.chain(tokens), bases, rows, reach, self._layout, max_position=_MAX_POSITION)
+        step = address(TokenTree.chain(tokens), bases, rows, used_slots, self._layout, max_position=_MAX_POSITION)
         return self.forward(step, self._features[places[:, None], slots])
 
     def forward(
@@ -315,20 +315,20 @@ class FeatureCache:
         """
         return self._layers(step.within(self._cache.slots), self._cache, features, mask)
 
-    def _reserve(self, rows: int, slots: int, width: int, room: Room = NO_ROOM) -> None:
+    def _reserve(self, rows: int, slots: int, width: int, kv_size: KVSize = EMPTY_KV) -> None:
         """Make room for features.
 
         Args:
-            room: what will be needed (see ``SlotCache.reserve``); longer rows, of earlier requests, are cut to it.
+            kv_size: what will be needed (see ``SlotCache.reserve``); longer rows, of earlier requests, are cut to it.
         """
         used, self._used = self._used, max(self._used, slots)
         old = self._features.shape
-        rows, slots = max(rows, room.rows), bucket(max(slots, room.slots))
-        if rows <= old[0] and width <= old[2] and (slots == old[1] if room.slots else slots <= old[1]):
+        rows, slots = max(rows, kv_size.rows), bucket(max(slots, kv_size.slots))
+        if rows <= old[0] and width <= old[2] and (slots == old[1] if kv_size.slots else slots <= old[1]):
             return
         if rows > old[0]:  # double, so that rows that arrive one by one do not copy everything each time
             rows = max(rows, 2 * old[0])
-        if not room.slots:
+        if not kv_size.slots:
             slots = max(slots, old[1])
         resized = persistent_zeros(self._features, max(rows, old[0]), slots, max(width, old[2]))
         held = min(used, slots, old[1])
@@ -339,7 +339,7 @@ class FeatureCache:
 
 def _ends(view: View) -> list[int]:
     """The number of features of each row, and so of its entries."""
-    return [extent - 1 for extent in view.extents]
+    return [length - 1 for length in view.host_lengths]
 
 
 def _new(view: View, width: int) -> Int[Tensor, "B"]:

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from foredraft.core.draft import Draft, Verdict
-from foredraft.core.drafter import Drafter, Needs, Plan, Room, StepOut, View
+from foredraft.core.drafter import Drafter, KVSize, Needs, Plan, StepOut, View
 from foredraft.drafters.common.dynamic_tree import TreeLimits
 from foredraft.drafters.common.feature_cache import FeatureCache
 from foredraft.drafters.common.last_hidden import LastHidden
@@ -39,9 +39,9 @@ class HeadDrafter(Drafter, Generic[S]):
 
     @torch.inference_mode()
     def read_ahead(
-        self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 F G"]], room: Room
+        self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 F G"]], kv_size: KVSize
     ) -> None:
-        self._state.read_ahead(row, prompt, hidden, room)
+        self._state.read_ahead(row, prompt, hidden, kv_size)
 
     @torch.inference_mode()
     def fork(self, row: int, source: int, length: int) -> None:

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from foredraft.core.draft import Verdict
-from foredraft.core.drafter import Plan, Room, StepOut, View
+from foredraft.core.drafter import KVSize, Plan, StepOut, View
 from foredraft.core.target_parts import FINAL
 from foredraft.drafters.common.feature_cache import DraftState
 from foredraft.model.recording.replay import EAGER, Replay
@@ -33,7 +33,7 @@ class LastHidden:
         return {FINAL: hidden[FINAL][:, -1:].clone()}
 
     def read_ahead(
-        self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 F H"]], room: Room
+        self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 F H"]], kv_size: KVSize
     ) -> None:
         """Nothing: the head reads one state."""
 

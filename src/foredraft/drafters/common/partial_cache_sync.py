@@ -69,7 +69,7 @@ class PartialCacheSync:
                 record.add(accepted, drafted)
         self._drafting_rows, self._pending = view.rows, None
         fallen = {row for row in view.rows if self._records[row].has_fallen(self._refresh)}
-        for row in self.model.sync(view.rows, view.extents, self._ahead, fallen):
+        for row in self.model.sync(view.rows, view.host_lengths, self._ahead, fallen):
             self._records[row].recent.clear()
 
     def observe(self, view: View, draft: Draft, verdict: Verdict) -> None:

@@ -56,11 +56,11 @@ class SelfSpeculativeDrafter(Rewindable):
         """A forward of the draft."""
 
     def _logits(
-        self, tokens: Int[Tensor, "B"], bases: Int[Tensor, "B"], rows: Sequence[int], reach: int
+        self, tokens: Int[Tensor, "B"], bases: Int[Tensor, "B"], rows: Sequence[int], used_slots: int
     ) -> Float[Tensor, "B 1 V"]:
         """Logits after a token of each row, whose earlier ones have been read. Only padding ids are ever clipped."""
         chain = TokenTree.chain(tokens[:, None].clamp(max=self._model.vocab_size - 1))
-        step = self._model.address(chain, bases, rows, reach)
+        step = self._model.address(chain, bases, rows, used_slots)
         return widened(self._forward(step).logits, self._vocab_size)
 
 
@@ -82,34 +82,36 @@ class SkippingDrafter(SelfSpeculativeDrafter):
         self._replay = replay.child()
 
     def _chain(self, view: View, limits: ChainLimits) -> Draft:
-        target, count, reach = self._model, len(view.rows), max(view.extents) + limits.depth
-        self.cache.reserve(max(view.rows) + 1, reach)
+        target, count, used_slots = self._model, len(view.rows), max(view.host_lengths) + limits.depth
+        self.cache.reserve(max(view.rows) + 1, used_slots)
         self.cache.arrange(view.rows)
-        extent = target.extent(reach, 1, self.cache.slots)
+        kv_extent = target.kv_extent(used_slots, 1, self.cache.slots)
         replay, sizes = replay_for(self._replay, self.cache, target.version, count, free_rows=())
 
-        def recorded(view: View, limits: ChainLimits, extent: int) -> Draft:
-            return self._drawn(view, limits, extent, EAGER, sizes, recorded=True)
+        def recorded(view: View, limits: ChainLimits, kv_extent: int) -> Draft:
+            return self._drawn(view, limits, kv_extent, EAGER, sizes, recorded=True)
 
         def eager() -> Draft:
-            return self._drawn(view, limits, extent, replay, sizes)
+            return self._drawn(view, limits, kv_extent, replay, sizes)
 
         with self._draft.running():
-            given, reason = (view, limits, extent), target.why_eager
+            given, reason = (view, limits, kv_extent), target.why_eager
             return run_rows(replay, view.rows, "chain", recorded, *given, otherwise=eager, why_eager=reason)
 
     def _drawn(
-        self, view: View, limits: ChainLimits, extent: int, replay: Replay, sizes: Sizes, *, recorded: bool = False
+        self, view: View, limits: ChainLimits, kv_extent: int, replay: Replay, sizes: Sizes, *, recorded: bool = False
     ) -> Draft:
         def read(tokens: Int[Tensor, "B"], index: int) -> Float[Tensor, "B 1 V"]:
-            given = (tokens, view.lengths - 1 + index, extent)
+            given = (tokens, view.lengths - 1 + index, kv_extent)
             return replay("draft", sizes, self._first_logits, *given, why_eager=self._model.why_eager)
 
         return build_chain(view, limits, read(view.roots, 0), read, recorded=recorded)
 
-    def _first_logits(self, tokens: Int[Tensor, "B"], bases: Int[Tensor, "B"], extent: int) -> Float[Tensor, "B 1 V"]:
+    def _first_logits(
+        self, tokens: Int[Tensor, "B"], bases: Int[Tensor, "B"], kv_extent: int
+    ) -> Float[Tensor, "B 1 V"]:
         """``_logits`` of the rows in the first lines of the cache."""
-        return self._logits(tokens, bases, self.cache.first(len(tokens)), extent)
+        return self._logits(tokens, bases, self.cache.first(len(tokens)), kv_extent)
 
     def _forward(self, step: StepIn) -> StepOut:
         return self._model.compute(step, self.cache)

@@ -36,10 +36,10 @@ class BeamCache:
         rows = range(len(first))
         beams = [first[row] for row in rows]  # the first beam of each row
         bases = [self._bases[beam] for beam in beams]
-        reach = max(bases) + 1
-        self._cache.reserve(len(rows), reach)
+        used_slots = max(bases) + 1
+        self._cache.reserve(len(rows), used_slots)
         tree = TokenTree.root(root.tokens[torch.tensor(beams, device=device), 0])
-        step = self._target.address(tree, torch.tensor(bases, device=device), rows, reach)
+        step = self._target.address(tree, torch.tensor(bases, device=device), rows, used_slots)
         return self._target.forward(step, self._cache).logits[torch.tensor(self._rows, device=device)]
 
     @property
@@ -47,16 +47,16 @@ class BeamCache:
         """True if every beam has its own row, as after the first ``move``."""
         return len(set(self._rows)) == len(self._rows)
 
-    def reach(self, nodes: int) -> int:
+    def used_slots(self, nodes: int) -> int:
         """Slots needed for trees of ``nodes`` nodes, the last tokens included."""
         return max(self._bases) + nodes
 
     def read(self, tree: TokenTree, start: int = 0) -> Float[Tensor, "N M V"]:
         """Read a tree below each beam, whose last token is node 0; return the logits of nodes from ``start`` on."""
-        reach = self.reach(tree.tokens.shape[1])
-        self._cache.reserve(len(self._rows), reach)
+        used_slots = self.used_slots(tree.tokens.shape[1])
+        self._cache.reserve(len(self._rows), used_slots)
         bases = torch.tensor(self._bases, device=self._target.device)
-        step = self._target.address(tree, bases, self._rows, reach, start=start)
+        step = self._target.address(tree, bases, self._rows, used_slots, start=start)
         return self._target.forward(step, self._cache).logits
 
     def move(self, parents: Sequence[int], paths: Sequence[Sequence[int]] | None = None) -> None:

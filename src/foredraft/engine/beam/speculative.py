@@ -120,7 +120,7 @@ class DraftBeam:
 
     def room(self, depth: int) -> bool:
         """True if the draft model's context has room for ``depth`` more tokens."""
-        return self._cache.reach(depth + 1) <= self._draft.max_length
+        return self._cache.used_slots(depth + 1) <= self._draft.max_length
 
     def skip(self, roots: Int[Tensor, "N"]) -> None:
         """Read the last tokens without searching ahead."""

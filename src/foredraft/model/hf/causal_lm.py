@@ -204,9 +204,9 @@ class CausalLM(TargetModel):
             module.training = True
 
     def address(
-        self, tree: TokenTree, bases: Int[Tensor, "B"], rows: Sequence[int], reach: int, *, start: int = 0
+        self, tree: TokenTree, bases: Int[Tensor, "B"], rows: Sequence[int], used_slots: int, *, start: int = 0
     ) -> StepIn:
-        return address(tree, bases, rows, reach, self.layout, max_position=self.max_length, start=start)
+        return address(tree, bases, rows, used_slots, self.layout, max_position=self.max_length, start=start)
 
     @torch.inference_mode()
     def forward(self, step: StepIn, cache: SlotCache, keep: Int[Tensor, "M"] | None = None) -> StepOut:
@@ -217,8 +217,8 @@ class CausalLM(TargetModel):
         step = step.within(cache.slots)
         return self._call(step, SlotView(cache, step, stored=self._tables and step.few), keep)
 
-    def extent(self, reach: int, nodes: int, slots: int) -> int:
-        return slots if self._tables and nodes <= MAX_TABLE_NODES else super().extent(reach, nodes, slots)
+    def kv_extent(self, used_slots: int, nodes: int, slots: int) -> int:
+        return slots if self._tables and nodes <= MAX_TABLE_NODES else super().kv_extent(used_slots, nodes, slots)
 
     @torch.inference_mode()
     def run(

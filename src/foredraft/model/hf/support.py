@@ -108,7 +108,7 @@ def _ropes(config: object) -> list[Mapping]:
 
 
 def layout_of(model: PreTrainedModel) -> Layout:
-    """The model's layer types and their reach in tokens, from its config."""
+    """The model's layer types and their attention windows in tokens, from its config."""
     config = model.config.get_text_config()
     kinds = _layer_types(config)
     if not kinds:
@@ -118,11 +118,11 @@ def layout_of(model: PreTrainedModel) -> Layout:
             kinds = ("chunked_attention",)
         else:
             kinds = ("full_attention",)
-    reach = {}
+    window = {}
     for kind in sorted(set(kinds)):
         name = _REACH[kind]
-        reach[kind] = getattr(config, name) if name is not None else None
-    return Layout(reach, by_type=len(reach) > 1, chunked=frozenset(k for k in reach if k == "chunked_attention"))
+        window[kind] = getattr(config, name) if name is not None else None
+    return Layout(window, by_type=len(window) > 1, chunked=frozenset(k for k in window if k == "chunked_attention"))
 
 
 def _layer_types(config: object) -> tuple[str, ...]:

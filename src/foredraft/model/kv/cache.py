@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from foredraft.core.drafter import NO_ROOM, Room
+from foredraft.core.drafter import EMPTY_KV, KVSize
 from foredraft.core.errors import ModelError
 from foredraft.core.transfer import to_device
 from foredraft.model.kv.masks import StepIn
@@ -113,23 +113,23 @@ class SlotCache:
         self._keys: list[Tensor | None] = [None] * layers
         self._values: list[Tensor | None] = [None] * layers
 
-    def reserve(self, rows: int, slots: int, room: Room = NO_ROOM) -> None:
+    def reserve(self, rows: int, slots: int, kv_size: KVSize = EMPTY_KV) -> None:
         """Make room for row numbers below ``rows`` and slots below ``slots``, keeping the contents.
 
         Args:
-            room: what will be needed later; it is allocated now, so that nothing is reallocated in between.
+            kv_size: what will be needed later; it is allocated now, so that nothing is reallocated in between.
         """
         limit = slots if self._limit is None else self._limit
-        asked = Room(max(rows, room.rows), bucket(max(slots, room.slots)))
+        asked = KVSize(max(rows, kv_size.rows), bucket(max(slots, kv_size.slots)))
         if self._limit is not None:
-            asked = Room(asked.rows, min(asked.slots, limit))
+            asked = KVSize(asked.rows, min(asked.slots, limit))
         if not self._lines and (asked.rows > self.rows or asked.slots != self.slots):
             self.free()
         used, self._used = self._used, max(self._used, min(slots, limit))
         rows, slots = max(asked.rows, self.rows), max(asked.slots, self.slots)
         self._lines += range(len(self._lines), rows)
         self._order += range(len(self._order), rows)
-        if (rows, slots) == self.room:
+        if (rows, slots) == self.kv_size:
             return
         _log.debug("The cache has %d rows of %d slots.", rows, slots)
         self._changing = True
@@ -140,9 +140,9 @@ class SlotCache:
         self._changing = False
 
     @property
-    def room(self) -> Room:
+    def kv_size(self) -> KVSize:
         """What the buffers are allocated for."""
-        return Room(self.rows, self.slots)
+        return KVSize(self.rows, self.slots)
 
     def clear(self) -> None:
         """Forget all rows. The memory stays for the next ones, if these need as many slots and no more rows."""
@@ -199,15 +199,15 @@ class SlotCache:
     def write(
         self, layer: int, key: Float[Tensor, "B K N E"], value: Float[Tensor, "B K N F"], view: "SlotView"
     ) -> tuple[Float[Tensor, "B K S E"], Float[Tensor, "B K S F"]]:
-        """Store keys and values of N nodes in ``view.slots``; return the first ``view.extent`` slots of these rows, or
-        the buffers (``view.stored``)."""
+        """Store keys and values of N nodes in ``view.slots``; return the first ``view.kv_extent`` slots of these rows,
+        or the buffers (``view.stored``)."""
         keys, values = self.buffers(layer, key, value)
         where = view.lines[:, None]
         keys[where, :, view.slots] = key.transpose(1, 2)
         values[where, :, view.slots] = value.transpose(1, 2)
         if view.stored:
             return keys, values
-        keys, values = keys[:, :, : view.extent], values[:, :, : view.extent]
+        keys, values = keys[:, :, : view.kv_extent], values[:, :, : view.kv_extent]
         if view.adjacent is not None:
             return keys[view.adjacent], values[view.adjacent]
         return keys.index_select(0, view.lines), values.index_select(0, view.lines)
@@ -290,7 +290,7 @@ class SlotView(Cache):
             self.lines = to_device(lines, device)
         else:  # without a copy
             self.lines = torch.arange(self.adjacent.start, self.adjacent.stop, device=device)
-        self.extent = step.extent
+        self.kv_extent = step.kv_extent
         self.stored = stored
 
     def update(
@@ -303,7 +303,7 @@ class SlotView(Cache):
         return 0
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        return self.extent, 0
+        return self.kv_extent, 0
 
 
 class PassthroughView(SlotView):

@@ -21,14 +21,15 @@ TABLE_COLUMNS = 5
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How the layers of a model attend. ``kinds`` maps each layer type to its reach in tokens; None means unbounded.
+    """How the layers of a model attend. ``kinds`` maps each layer type to its attention window in tokens; None means
+    unbounded.
 
     ``by_type``: the model takes a dict with one mask per layer type; otherwise one mask for all layers.
     """
 
     kinds: Mapping[str, int | None]
     by_type: bool
-    chunked: frozenset[str] = frozenset()  # layer types that attend within chunks of ``reach`` positions
+    chunked: frozenset[str] = frozenset()  # layer types that attend within chunks of so many positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +44,9 @@ class Visible:
     base: Int[Tensor, "B 1"]
     tree: Bool[Tensor, "B N T"] | None = None
 
-    def mask(self, extent: int, dtype: torch.dtype) -> Float[Tensor, "B 1 N S"]:
-        """The additive mask over the first ``extent`` slots: 0 where a node attends, the dtype's minimum elsewhere."""
-        index = torch.arange(extent, device=self.end.device)
+    def mask(self, kv_extent: int, dtype: torch.dtype) -> Float[Tensor, "B 1 N S"]:
+        """The additive mask over the first S slots: 0 where a node attends, the dtype's minimum elsewhere."""
+        index = torch.arange(kv_extent, device=self.end.device)
         seen = index < self.end[..., None]
         if self.begin is not None:
             seen = seen & (index >= self.begin[..., None])
@@ -76,7 +77,7 @@ class Visible:
 class StepIn:
     """One forward: N nodes for each of B rows, over the first S slots of the cache.
 
-    ``visible``: what the nodes attend to, by layer type. ``rows``: B cache rows. ``extent``: S.
+    ``visible``: what the nodes attend to, by layer type. ``rows``: B cache rows. ``kv_extent``: S.
     """
 
     tokens: Int[Tensor, "B N"]
@@ -84,11 +85,11 @@ class StepIn:
     slots: Int[Tensor, "B N"]
     visible: Mapping[str, Visible]
     rows: tuple[int, ...]
-    extent: int
+    kv_extent: int
 
     def masks(self, dtype: torch.dtype) -> dict[str, Float[Tensor, "B 1 N S"]]:
         """The additive masks by layer type."""
-        return {kind: visible.mask(self.extent, dtype) for kind, visible in self.visible.items()}
+        return {kind: visible.mask(self.kv_extent, dtype) for kind, visible in self.visible.items()}
 
     def tables(self, lines: Int[Tensor, "B"]) -> dict[str, Int[Tensor, "B 1 N C"]]:
         """The ``Visible.table`` of each layer type; ``lines`` are those of the rows in the cache."""
@@ -101,14 +102,14 @@ class StepIn:
 
     def within(self, slots: int) -> "StepIn":
         """The same step over at most so many slots, as a cache has."""
-        return self if self.extent <= slots else replace(self, extent=slots)
+        return self if self.kv_extent <= slots else replace(self, kv_extent=slots)
 
 
 def address(
     tree: TokenTree,
     bases: Int[Tensor, "B"],
     rows: Sequence[int],
-    reach: int,
+    used_slots: int,
     layout: Layout,
     *,
     max_position: int,
@@ -118,7 +119,7 @@ def address(
 
     Args:
         bases: slot and position of each row's root; everything before it is committed and visible.
-        reach: the largest of ``bases`` plus N, on the host: how many slots the forward must cover.
+        used_slots: the largest of ``bases`` plus N, on the host: how many slots the forward must cover.
         max_position: positions are clamped below it; only padding exceeds it.
         start: the forward's first node; earlier nodes are already in the cache.
     """
@@ -138,9 +139,9 @@ def address(
             begin = _begin(positions, bound, kind in layout.chunked)
             seen = seen if seen is None else seen & (placed[:, None] >= begin[..., None])
         visible[kind] = Visible(begin, end, root, seen)
-    if reach > max_position:
+    if used_slots > max_position:
         positions = positions.clamp(max=max_position - 1)
-    return StepIn(tokens, positions, slots, visible, tuple(rows), extent_of(reach, device))
+    return StepIn(tokens, positions, slots, visible, tuple(rows), kv_extent_of(used_slots, device))
 
 
 def address_segments(
@@ -170,14 +171,14 @@ def address_segments(
         begin = None if bound is None else _begin(positions, bound, kind in layout.chunked)
         seen = segment if begin is None else segment & (positions[:, None] >= begin[..., None])
         visible[kind] = Visible(begin, end, slots[:, :1], seen)
-    return StepIn(tokens, positions, slots, visible, tuple(rows), extent_of(first_slot + nodes, device))
+    return StepIn(tokens, positions, slots, visible, tuple(rows), kv_extent_of(first_slot + nodes, device))
 
 
-def extent_of(reach: int, device: torch.device) -> int:
-    """Number of slots that a forward with masks reads to cover ``reach`` slots; a cache may have fewer."""
+def kv_extent_of(used_slots: int, device: torch.device) -> int:
+    """Number of slots that a forward with masks reads to cover ``used_slots`` slots; a cache may have fewer."""
     if device.type == "cuda":
-        return max(GRAIN, 1 << (reach - 1).bit_length())
-    return -(-reach // GRAIN) * GRAIN
+        return max(GRAIN, 1 << (used_slots - 1).bit_length())
+    return -(-used_slots // GRAIN) * GRAIN
 
 
 def _words(tree: Bool[Tensor, "B N T"]) -> Int[Tensor, "B N W"]:

@@ -101,10 +101,10 @@ class NativeLM(TargetModel):
         return SlotCache(self.layers, like=self._kinds)
 
     def address(
-        self, tree: TokenTree, bases: Int[Tensor, "B"], rows: Sequence[int], reach: int, *, start: int = 0
+        self, tree: TokenTree, bases: Int[Tensor, "B"], rows: Sequence[int], used_slots: int, *, start: int = 0
     ) -> StepIn:
         tree.read()
-        return address(tree, bases, rows, reach, self.layout, max_position=self.max_length, start=start)
+        return address(tree, bases, rows, used_slots, self.layout, max_position=self.max_length, start=start)
 
     @property
     def exponentials(self) -> Exponentials:

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from foredraft.core.drafter import Room, StepOut
+from foredraft.core.drafter import KVSize, StepOut
 from foredraft.core.errors import ModelError
 from foredraft.core.transfer import to_device
 from foredraft.core.tree import TokenTree
@@ -65,7 +65,7 @@ class PartialLM(TargetModel):
     """
 
     def __init__(self, model: CausalLM, full: SlotCache, selection: Selection, room: int) -> None:
-        if any(reach is not None for reach in model.layout.kinds.values()):
+        if any(window is not None for window in model.layout.kinds.values()):
             raise ModelError(
                 f"{model.name} has layers with a sliding or chunked attention window, which partial-cache drafting "
                 "does not support; use a separate draft model, or prompt_lookup."
@@ -110,12 +110,12 @@ class PartialLM(TargetModel):
 
     @torch.inference_mode()
     def sync(
-        self, rows: Sequence[int], extents: Sequence[int], ahead: int, reselect: Collection[int] = ()
+        self, rows: Sequence[int], host_lengths: Sequence[int], ahead: int, reselect: Collection[int] = ()
     ) -> list[int]:
         """Copy newly committed tokens. The full cache holds each row's tokens except the last, the root.
 
         Args:
-            extents: number of committed tokens per row, root included.
+            host_lengths: number of committed tokens per row, root included.
             ahead: slots that will be written after the root's before the next call, padding included.
             reselect: rows to select tokens for again, for example because acceptance has dropped.
 
@@ -129,13 +129,13 @@ class PartialLM(TargetModel):
             raise ModelError(f"A partial cache with room for {self.most_ahead} nodes ahead cannot take {ahead}.")
         if self._scores is not None:
             self._scores.drop()
-        self.cache.reserve(max(rows) + 1, max(extents) + ahead, Room(slots=self.capacity))
+        self.cache.reserve(max(rows) + 1, max(host_lengths) + ahead, KVSize(slots=self.capacity))
         self.cache.arrange(rows)
         self._begin([row for row in rows if row not in self._synced])
         copies: dict[int, _Copy] = {}
         evicted, selected = [], []
-        for row, extent in zip(rows, extents, strict=True):
-            left, synced, end = self.left_out(row), self._synced.get(row, 0), extent - 1
+        for row, length in zip(rows, host_lengths, strict=True):
+            left, synced, end = self.left_out(row), self._synced.get(row, 0), length - 1
             again = row in self._pending or (row in reselect and left > 0)
             fits = end - left + 1 + ahead <= self.capacity and not again
             evicts = not fits and not again and self._scores is not None and 0 < synced <= end <= left + self.capacity
@@ -182,15 +182,15 @@ class PartialLM(TargetModel):
             self._scores.clear()
 
     def address(
-        self, tree: TokenTree, bases: Int[Tensor, "B"], rows: Sequence[int], reach: int, *, start: int = 0
+        self, tree: TokenTree, bases: Int[Tensor, "B"], rows: Sequence[int], used_slots: int, *, start: int = 0
     ) -> StepIn:
         slots = self.root_slots(bases, rows)
         layout, most, left = self._model.layout, self.capacity, bases - slots
-        step = address(tree, slots, rows, min(reach, most), layout, max_position=UNBOUNDED, start=start)
+        step = address(tree, slots, rows, min(used_slots, most), layout, max_position=UNBOUNDED, start=start)
         return replace(
             step,
             positions=(step.positions + left[:, None]).clamp(max=self.max_length - 1),
-            extent=min(step.extent, most),
+            kv_extent=min(step.kv_extent, most),
         )
 
     def root_slots(self, bases: Int[Tensor, "B"], rows: Sequence[int]) -> Int[Tensor, "B"]:
@@ -299,8 +299,8 @@ class _ProbeObserver(AttentionObserver):
 
     def attend_to(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         keys, values = self.view.store.stored(layer)
-        extent = self.view.extent
-        if torch.equal(key, keys[:, :, :extent]) and torch.equal(value, values[:, :, :extent]):
+        kv_extent = self.view.kv_extent
+        if torch.equal(key, keys[:, :, :kv_extent]) and torch.equal(value, values[:, :, :kv_extent]):
             self.layers.append(layer)
         return key, value
 

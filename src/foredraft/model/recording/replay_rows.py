@@ -43,8 +43,9 @@ def run_rows(
 ) -> T:
     """``function(view, *arguments)``, which may be recorded.
 
-    A recorded function gets a view without extents whose rows are the first ones of ``rows``, and whose history is the
-    roots alone if the warp does not read it. Tensors of its result are valid until the segment's next call.
+    A recorded function gets a view without lengths on the host whose rows are the first ones of ``rows``, and whose
+    history is the roots alone if the warp does not read it. Tensors of its result are valid until the segment's next
+    call.
 
     Args:
         rows: those of the view, and then the padding of a recording.
