@@ -38,8 +38,7 @@ for completed in finished:
     print(completed.index, completed.error or completed.result.text)
 
 
-def one_or_several(prompt: str | list[str], prompts: Sequence[str], count: int | None) -> None:
-    assert_type(g.generate(prompt), Result | list[Result])
+def one_or_several(prompts: Sequence[str], count: int | None) -> None:
     assert_type(g.generate(prompts), list[Result])
     assert_type(g.generate("one", num_return_sequences=count), Result | list[Result])
     assert_type(g.generate(["one"], num_return_sequences=count), list[Result])
