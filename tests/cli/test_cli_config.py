@@ -124,6 +124,8 @@ def test_clients_see_no_folders(run: Run, model: Path, monkeypatch: pytest.Monke
     names: list[tuple[str, ...]] = []
 
     class Recorder:
+        uninterruptible = False
+
         def __init__(self, generator: Any, given: tuple[str, ...], options: ServeOptions) -> None:
             names.append(given)
 

@@ -67,6 +67,6 @@ def command(
         running.run()
     finally:
         gc.unfreeze()  # else triton's native code lists on stderr all of its objects that are never collected
-    if running.app.state.api.conversions.uninterruptible:  # the end of Python would wait for it
+    if running.uninterruptible:  # the end of Python would wait for it
         logging.shutdown()
         os._exit(0)

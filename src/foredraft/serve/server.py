@@ -46,6 +46,11 @@ class Server(uvicorn.Server):
         self._cut = False
         self._loop: asyncio.AbstractEventLoop | None = None
 
+    @property
+    def uninterruptible(self) -> bool:
+        """Whether a thread compiles a grammar, for which Python would wait at its end, also after the server's."""
+        return bool(self.app.state.api.conversions.uninterruptible)
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to drain; a second SIGINT cuts off the requests, a third stops at once.
 

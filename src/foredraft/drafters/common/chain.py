@@ -92,7 +92,8 @@ def build_chain(
         engine: see ``ranked``.
         recorded: read no values; otherwise, on a CPU, the draft ends when the chains of all rows have.
     """
-    tokens, scores, levels = [view.roots], [torch.zeros_like(view.roots, dtype=torch.float32)], list[_Level]()
+    tokens, scores = [view.roots], [torch.zeros_like(view.roots, dtype=torch.float32)]
+    levels: list[_Level] = []
     lengths = torch.zeros_like(view.lengths)
     depth, allowed = limits.depth, limits.allowed
     draws = view.draws and not view.warp.greedy
