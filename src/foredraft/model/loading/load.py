@@ -124,8 +124,7 @@ def _load_named(name: str, given: dict[str, Any], device: str, weights: str | No
             if weights is not None and (found := open_folder(path, config, weights)):
                 own = tokenizer_for(tokenizer, name, path, _about_files(given))
                 return Loaded(found.model, own, eos_token_ids(found.model, own), found.source)
-            check_fits(name, config, given, device)
-            _log.info("Loading %s for %s in %s.", name, device, str(given["dtype"]).removeprefix("torch."))
+            _begin(name, config, given, device)
             loaded: Any = AutoModelForCausalLM.from_pretrained(path, output_loading_info=True, **given)
             model, info = loaded
             _check_complete(name, model, info["missing_keys"])
@@ -179,10 +178,15 @@ def _load_gguf(
         own = None
     if weights is not None and device == "cpu" and engine_for(model := empty_model(config), weights).name == "native":
         return Loaded(model, own, eos_token_ids(model, own), weights_of(file, model), weights)
-    check_fits(name, config, others, device)
-    _log.info("Loading %s for %s in %s.", name, device, str(others["dtype"]).removeprefix("torch."))
+    _begin(name, config, others, device)
     model = load_float(file, config, others)
     return Loaded(model, own, eos_token_ids(model, own))
+
+
+def _begin(name: str, config: PreTrainedConfig, given: Mapping[str, Any], device: str) -> None:
+    """Check that weights in floats fit, and log what is loaded."""
+    check_fits(name, config, given, device)
+    _log.info("Loading %s for %s in %s.", name, device, str(given["dtype"]).removeprefix("torch."))
 
 
 def _saved(name: str, device: str | torch.device | None, native: bool) -> SavedWeights | None:

@@ -15,7 +15,7 @@ from foredraft.core.errors import DataError
 from foredraft.engine.generator import Generator
 from foredraft.model.text.tokenizer import Tokenizer
 from foredraft.train.checkpoint import Report
-from foredraft.train.data.regenerate import RegenerateOptions, fits, prompts_of, write_answers
+from foredraft.train.data.regenerate import RegenerateOptions, fitting_prompts, write_answers
 from foredraft.train.data.sources import Sample, read_sources
 
 _WORDS = 13
@@ -86,13 +86,11 @@ def choose(
     Raises:
         DataError: no prompt is left, or a source cannot be read.
     """
-    assert generator.tokenizer is not None
     samples: list[Sample] = [Sample("the model's own prompts", messages=_chat(text)) for text in written]
     samples += read_sources(list(sources))
     once = {json.dumps(sample.messages) if sample.messages else sample.text or "": sample for sample in samples}
     apart = [sample for sample in once.values() if not any(map(benchmarks.overlap, _said(sample)))]
-    found = list(prompts_of(apart, generator.tokenizer, options.prompt_tokens))
-    fitting = [prompt for prompt in found if fits(generator, prompt, options)]
+    found, fitting = fitting_prompts(generator, apart, options)
     if not fitting:
         raise DataError("No prompts are left: give --data or more --own-prompts.")
     report(

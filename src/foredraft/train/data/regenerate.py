@@ -126,9 +126,7 @@ class _Size:
 
 def _chosen(generator: Generator, sources: list[str], options: RegenerateOptions, report: Report) -> list[list[int]]:
     """The prompts: those that fit into the model's context, of which ``options.count``."""
-    assert generator.tokenizer is not None
-    found = list(prompts_of(read_sources(sources), generator.tokenizer, options.prompt_tokens))
-    fitting = [prompt for prompt in found if fits(generator, prompt, options)]
+    found, fitting = fitting_prompts(generator, read_sources(sources), options)
     if not found or not fitting:
         reason = "; all are longer than the model's context" if found else ""
         raise DataError(f"No prompts in {', '.join(sources)}{reason}: add texts or chats.")
@@ -137,8 +135,16 @@ def _chosen(generator: Generator, sources: list[str], options: RegenerateOptions
     return _evenly(fitting, options.count)
 
 
-def fits(generator: Generator, prompt: list[int], options: AnswerOptions) -> bool:
-    """Whether a prompt and the longest answer fit into the model's context."""
+def fitting_prompts(
+    generator: Generator, samples: Iterable[Sample], options: RegenerateOptions
+) -> tuple[list[list[int]], list[list[int]]]:
+    """All prompts of samples, and those that fit into the model's context with the longest answer."""
+    assert generator.tokenizer is not None
+    found = list(_prompts_of(samples, generator.tokenizer, options.prompt_tokens))
+    return found, [prompt for prompt in found if _fits(generator, prompt, options)]
+
+
+def _fits(generator: Generator, prompt: list[int], options: RegenerateOptions) -> bool:
     try:
         generator.engine.request(prompt, options.params(0), ())
     except PromptError:
@@ -169,7 +175,7 @@ def _append(out: Path, files: list[Path]) -> None:
         file.unlink()
 
 
-def prompts_of(samples: Iterable[Sample], tokenizer: Tokenizer, length: int) -> Iterator[list[int]]:
+def _prompts_of(samples: Iterable[Sample], tokenizer: Tokenizer, length: int) -> Iterator[list[int]]:
     """The prompts of samples: the turns before each answer of a chat and those of one that waits for its answer, and
     the first tokens of a text."""
     for sample in samples:
