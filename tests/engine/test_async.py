@@ -204,6 +204,25 @@ def test_a_stream_that_is_left_is_not_advanced_again(error: type[Exception] | No
     asyncio.run(calls())
 
 
+def test_requests_that_no_task_awaits_any_more_can_be_ended():
+    """The thread that steps has gone after the first piece, so nobody takes another step."""
+    before, g = set(threading.enumerate()), build()
+
+    async def calls() -> None:
+        stream = g.astream(PROMPTS[0], max_new_tokens=NEW)
+        await stream.__anext__()
+        for thread in set(threading.enumerate()) - before:
+            thread.join(20)
+        (left,) = g.engine._batch.sequences
+        g.driver.end([left])
+        for thread in set(threading.enumerate()) - before:
+            thread.join(20)
+        assert (left.finish_reason, left.counters.forwards) == ("cancelled", 1)
+
+    asyncio.run(calls())
+    assert tiny.pending(g) == 0
+
+
 def test_threads_and_tasks_share_a_generator():
     g = build()
 

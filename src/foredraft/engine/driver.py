@@ -31,20 +31,31 @@ class Driver:
         """Wait until there is a piece to take, or the sequence has ended. For a cancelled task see ``ended``."""
         await self._wait(_Waiter([sequence], first_piece=True))
 
+    def end(self, sequences: Seq[Sequence]) -> None:
+        """Cancel these between steps, also when no task awaits a request any more. Called by an event loop."""
+        self._engine.abandon(sequences)
+        waiter = _Waiter(sequences, first_piece=False)
+        waiter.future.cancel()  # nobody awaits it
+        self._add(waiter)
+
     async def _wait(self, waiter: "_Waiter") -> None:
+        self._add(waiter)
+        try:
+            await waiter.future
+        except asyncio.CancelledError:
+            self.end(waiter.sequences)
+            raise
+        except BaseException:  # no lock: a coroutine may be collected at any moment
+            self._engine.abandon(waiter.sequences)
+            raise
+
+    def _add(self, waiter: "_Waiter") -> None:
         with self._lock:
             self._waiters.add(waiter)
             if not self._stepping:
                 self._stepping = True
                 release_threads()  # this thread may have loaded the model or stepped; now another one does
                 threading.Thread(target=self._run, name="foredraft").start()
-        try:
-            await waiter.future
-        except BaseException:
-            self._engine.abandon(waiter.sequences)
-            raise
-        finally:
-            waiter.left = True  # no lock: this may run when a coroutine is collected, at any moment
 
     def _run(self) -> None:
         fault: Exception | None = None
@@ -82,11 +93,10 @@ class Driver:
 
 
 class _Waiter:
-    """A task that waits for requests to end, or for the next piece of one."""
+    """Waits for requests to end, or for the next piece of one. That of a cancelled task waits until they have ended."""
 
     def __init__(self, sequences: Seq[Sequence], *, first_piece: bool) -> None:
         self.sequences = sequences
-        self.left = False
         self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._open = list(sequences)
         self._first_piece = first_piece
@@ -94,7 +104,7 @@ class _Waiter:
     def done(self) -> bool:
         while self._open and (self._open[-1].finished or (self._first_piece and self._open[-1].pieces)):
             self._open.pop()  # never checked again
-        return self.left or not self._open
+        return not self._open
 
     def wake(self, fault: Exception | None) -> None:
         if self.future.done():

@@ -144,11 +144,11 @@ class Service:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def close(self, sequences: Seq[Sequence]) -> None:
-        """Count these and forget them; those that still run are cancelled at the next step."""
+        """Count these and forget them; those that still run are cancelled between steps."""
         now = time.perf_counter()
         running = [sequence for sequence in sequences if not sequence.finished]
         if running:
-            self.generator.engine.abandon(running)
+            self.generator.driver.end(running)
         for sequence in sequences:
             started = self._open.pop(sequence, None)
             if started is not None:
@@ -194,7 +194,7 @@ class Outputs:
 
     def _time_out(self) -> None:
         self._late = True
-        self._service.generator.engine.abandon(self.sequences)
+        self._service.generator.driver.end(self.sequences)
 
     async def results(self) -> list[Result]:
         """Wait for all results.
