@@ -11,8 +11,8 @@ import servers
 
 from foredraft.cli import main
 from foredraft.core.errors import OptionError
-from foredraft.serve.http import MAX_HEAD_BYTES
 from foredraft.serve.options import ServeOptions, free_port
+from foredraft.serve.server import MAX_HEAD_BYTES
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "port": ({"port": 99999}, "port must be 65535 or less, not 99999."),

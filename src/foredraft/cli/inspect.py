@@ -13,8 +13,7 @@ from foredraft.cli.console import output
 
 if TYPE_CHECKING:
     from foredraft.heads.formats import HeadInfo
-    from foredraft.model.loading.describe import ModelInfo
-    from foredraft.model.loading.describe_gguf import GgufInfo
+    from foredraft.model.loading.describe import GgufInfo, ModelInfo
 
 
 EXAMPLES = (
@@ -44,8 +43,7 @@ def command(
     from foredraft.model.gguf.load import is_gguf
     from foredraft.model.hf.hub import fetch_file
     from foredraft.model.loading.bundled import resolve
-    from foredraft.model.loading.describe import inspect_model
-    from foredraft.model.loading.describe_gguf import inspect_gguf
+    from foredraft.model.loading.describe import inspect_gguf, inspect_model
 
     found: dict[str, Any]
     if is_gguf(path):

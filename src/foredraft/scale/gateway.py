@@ -9,8 +9,8 @@ from typing import Any, Protocol
 from foredraft.scale.affinity import prompt_blocks
 from foredraft.serve.errors import ApiError
 from foredraft.serve.inprocess import Call
-from foredraft.serve.limits import BodyLimit, Message, Receive, Send
 from foredraft.serve.metrics import merged
+from foredraft.serve.middleware import BodyLimit, Message, Receive, Send
 from foredraft.serve.options import ServeOptions
 
 _PAUSES = (0.0, 0.1, 0.5, 2.0, 5.0)

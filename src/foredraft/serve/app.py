@@ -19,7 +19,6 @@ from foredraft.core.errors import ForedraftError, shown
 from foredraft.core.version import __version__
 from foredraft.engine.generator import Generator
 from foredraft.engine.results import Result
-from foredraft.serve.access import Access
 from foredraft.serve.answers import (
     Answer,
     ChatCompletion,
@@ -31,12 +30,11 @@ from foredraft.serve.answers import (
     Text,
     Tokens,
 )
-from foredraft.serve.contained import Contained
 from foredraft.serve.conversions import Conversions
 from foredraft.serve.convert import Converter
 from foredraft.serve.errors import ApiError, api_error, gone, late, stopping
 from foredraft.serve.job import Job
-from foredraft.serve.limits import BodyLimit
+from foredraft.serve.middleware import Access, BodyLimit, ErrorMiddleware
 from foredraft.serve.options import ServeOptions
 from foredraft.serve.page import page, policy
 from foredraft.serve.render import ChatRenderer, CompletionRenderer, Renderer
@@ -319,7 +317,7 @@ def make_app(generator: Generator, names: Seq[str], options: ServeOptions) -> Fa
     app.state.api, app.state.service = api, api.service
     for kind in (HTTPException, RequestValidationError, ApiError, ForedraftError):
         app.add_exception_handler(kind, api.on_error)
-    app.add_middleware(Contained, failed=api.failed)
+    app.add_middleware(ErrorMiddleware, failed=api.failed)
     if options.cors_origin:
         app.add_middleware(CORSMiddleware, allow_origins=options.cors_origin, allow_methods=["*"], allow_headers=["*"])
     app.add_middleware(BodyLimit, limit=options.max_body_bytes)

@@ -1,14 +1,19 @@
-"""What a model is, and which engine runs it, from its config alone."""
+"""What a model or a GGUF file is, and which engine runs it, without reading its weights."""
 
 from dataclasses import dataclass
+from math import prod
 
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from foredraft.core.errors import ModelError
-from foredraft.model.gguf.load import empty_model
+from foredraft.model.gguf.blocks import is_kept, reading
+from foredraft.model.gguf.config import config_of
+from foredraft.model.gguf.file import GgufError, GgufFile
+from foredraft.model.gguf.load import empty_model, weights_of
+from foredraft.model.gguf.tokenizer import tokenizer_of
 from foredraft.model.hf.hub import quiet
 from foredraft.model.loading.load import model_config
-from foredraft.model.loading.quantised import engine_for
+from foredraft.model.loading.quantised import engine_for, native_reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +28,41 @@ class ModelInfo:
     context: int | None
     engine: str
     why: str
+
+
+@dataclass(frozen=True, slots=True)
+class TypeInfo:
+    """Tensors of one type, their weights, and how they are read: as floats, and by the native engine its matrices."""
+
+    type: str
+    tensors: int
+    parameters: int
+    read: str
+    native: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class GgufInfo:
+    """A model in a GGUF file.
+
+    ``bytes``: of its weights. ``tokenizer``: its kind, or why there is none. ``types``: most weights first.
+    ``engine``: with quantised weights, "native" or "transformers"; ``why``: as a sentence.
+    """
+
+    name: str | None
+    architecture: str
+    model_type: str
+    parameters: int
+    bytes: int
+    layers: int
+    hidden_size: int
+    vocab_size: int
+    context: int
+    tokenizer: str
+    chat_template: bool
+    engine: str
+    why: str
+    types: tuple[TypeInfo, ...]
 
 
 def inspect_model(name: str) -> ModelInfo:
@@ -48,3 +88,54 @@ def inspect_model(name: str) -> ModelInfo:
         engine=engine.name,
         why=engine.why,
     )
+
+
+def inspect_gguf(file: GgufFile) -> GgufInfo:
+    """Describe a file, after the checks of loading it.
+
+    Raises:
+        GgufError: it cannot be loaded.
+    """
+    config = config_of(file)
+    model = empty_model(config)
+    weights_of(file, model)
+    engine = engine_for(model, "int8")
+    tensors = file.tensors.values()
+    kinds = {info.kind for info in tensors}
+    matrices = {info.kind for info in tensors if len(info.shape) > 1}
+    types = [
+        TypeInfo(
+            kind.name,
+            sum(info.kind == kind for info in tensors),
+            sum(prod(info.shape) for info in tensors if info.kind == kind),
+            reading(kind),
+            native_reading(kind.name, kept=is_kept(kind)) if engine.name == "native" and kind in matrices else None,
+        )
+        for kind in kinds
+    ]
+    return GgufInfo(
+        name=file.text("general.name"),
+        architecture=str(file.text("general.architecture")),
+        model_type=config.model_type,
+        parameters=sum(each.parameters for each in types),
+        bytes=sum(info.rows * info.row_bytes for info in tensors),
+        layers=config.num_hidden_layers,
+        hidden_size=config.hidden_size,
+        vocab_size=config.vocab_size,
+        context=config.max_position_embeddings,
+        tokenizer=_tokenizer(file),
+        chat_template=file.text("tokenizer.chat_template") is not None,
+        engine=engine.name,
+        why=engine.why,
+        types=tuple(sorted(types, key=lambda each: (-each.parameters, each.type))),
+    )
+
+
+def _tokenizer(file: GgufFile) -> str:
+    try:
+        tokens = len(tokenizer_of(file))
+    except GgufError as error:
+        return f"none: {error}"
+    split = file.text("tokenizer.ggml.pre")
+    kind = "SentencePiece" if file.text("tokenizer.ggml.model") == "llama" else f"byte-level BPE, split {split}"
+    return f"{kind}, {tokens:,} tokens"

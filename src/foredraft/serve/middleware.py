@@ -1,4 +1,4 @@
-"""Who may call, and what the log says of it: API keys, request ids, one log line and one span a request."""
+"""Middleware: API keys, request ids and the log of requests; the limit of bodies; unexpected errors."""
 
 import asyncio
 import hashlib
@@ -8,7 +8,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence as Seq
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -92,3 +92,68 @@ def _tracer() -> Any:
         return importlib.import_module("opentelemetry.trace").get_tracer("foredraft")
     except ImportError:
         return None
+
+
+class BodyLimit:
+    """Refuses bodies of more than ``limit`` bytes, with or without a content-length."""
+
+    def __init__(self, app: ASGIApp, limit: int) -> None:
+        self._app = app
+        self._limit = limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        size, started = 0, False
+
+        async def limited() -> Message:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > self._limit:
+                raise _TooLarge
+            return message
+
+        async def watched(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self._app(scope, limited, watched)
+        except _TooLarge:
+            if not started:
+                await ApiError(413, f"The body has more than {self._limit} bytes.").response()(scope, receive, send)
+
+
+class _TooLarge(BaseException):
+    """Not an ``Exception``, which would become an error of the body's form."""
+
+
+class ErrorMiddleware:
+    """Answers a request that failed. Starlette's own handler raises the error again, and uvicorn then closes the
+    connection without a word to the client, whose next request on it fails, too.
+
+    Args:
+        failed: the error for the client.
+    """
+
+    def __init__(self, app: ASGIApp, failed: Callable[[Exception], ApiError]) -> None:
+        self._app = app
+        self._failed = failed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
+        async def watched(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except Exception as error:
+            if started or scope["type"] != "http":  # the client must see that the answer is not whole
+                raise
+            await self._failed(error).response()(scope, receive, send)
