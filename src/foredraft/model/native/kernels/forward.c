@@ -59,6 +59,7 @@ typedef struct {
     const Step *step;
     Pool *pool;
     int64_t first, width, rows;        /* nodes [first, first + width) of each of B rows; B * width */
+    int64_t across;                    /* rows that there is space for */
     int64_t state_width, input_width, output_width, head_width, score_width;
     float *states, *inputs, *outputs, *queries;
     int8_t *codes;
@@ -132,19 +133,15 @@ static void clear_end(float *x, int64_t count) {
 }
 
 static void quantise(Run *run, int64_t row) {
-    const Matrix *m = run->matrix;
-    int64_t groups = groups_of(m->inputs);
     const float *x = run->inputs + row * run->input_width;
-    if (m->bits == 32) return;
-    quantise_row(
-        m, x, run->codes + row * groups * GROUP, run->scales + row * groups, run->offsets + row * groups,
-        run->sums + row * groups);
+    if (run->matrix->bits == 32) return;
+    quantise_row(run->matrix, x, row, run->across, run->codes, run->scales, run->offsets, run->sums);
 }
 
 static void blocks_of_product(void *context, int64_t first, int64_t last, int thread) {
     Run *run = context;
     (void)thread;
-    Activations a = {run->codes, run->scales, run->offsets, run->sums, run->inputs, run->input_width};
+    Activations a = {run->codes, run->scales, run->offsets, run->sums, run->across, run->inputs, run->input_width};
     product_blocks(run->matrix, &a, run->rows, &run->out, first, last);
 }
 
@@ -578,6 +575,7 @@ static size_t lay_out(Run *run, uint8_t *memory, int64_t rows, int64_t threads) 
     const uint8_t *start = memory ? memory : (uint8_t *)64;
     uint8_t *next = (uint8_t *)start;
     int64_t groups = run->input_width / GROUP;
+    run->across = rows;
     run->states = take(&next, rows * run->state_width, 4);
     run->inputs = take(&next, rows * run->input_width + GROUP, 4);
     run->outputs = take(&next, rows * run->output_width + GROUP, 4);

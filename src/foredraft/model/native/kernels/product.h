@@ -12,13 +12,26 @@
 
 /* Activations of one product: codes in [-127, 127] with one scale per row and group, value = scale * code. */
 typedef struct {
-    const int8_t *codes;    /* [rows, groups * GROUP] */
-    const float *scales;    /* [rows, groups] */
-    const int32_t *offsets; /* [rows, groups]: what symmetric codes add to the integer sum */
-    const float *sums;      /* [rows, groups]: scale * sum of codes, for minima */
+    const int8_t *codes;    /* [groups, across, GROUP] */
+    const float *scales;    /* [groups, across] */
+    const int32_t *offsets; /* [groups, across]: what symmetric codes add to the integer sum */
+    const float *sums;      /* [groups, across]: scale * sum of codes, for minima */
+    int64_t across;         /* rows that there is space for */
     const float *floats;    /* [rows, stride], for float weights */
     int64_t stride;
 } Activations;
+
+/* A group of the activations, from a row on. */
+typedef struct {
+    const int8_t *codes;
+    const float *scales, *sums;
+    const int32_t *offsets;
+} Part;
+
+INLINE Part part_at(const Activations *a, int64_t row, int64_t group) {
+    int64_t place = group * a->across + row;
+    return (Part){a->codes + place * GROUP, a->scales + place, a->sums + place, a->offsets + place};
+}
 
 /* Where the results of a block of outputs go. */
 typedef struct {
@@ -37,21 +50,23 @@ INLINE float *output_row(const Output *y, int64_t row) {
 #define SIGNED_CODES 0
 #endif
 
-/* Quantise a row for a matrix; x may be read up to the padded width, where it is 0. */
+/* Quantise a row for a matrix, at ``place`` of its group's ``across`` rows; x may be read up to the padded width, where it
+ * is 0. */
 static void quantise_row(
-    const Matrix *m, const float *x, int8_t *codes, float *scales, int32_t *offsets, float *sums) {
+    const Matrix *m, const float *x, int64_t place, int64_t across, int8_t *codes, float *scales, int32_t *offsets,
+    float *sums) {
     int64_t groups = groups_of(m->inputs);
     int32_t shift = (m->bits == 8 ? SIGNED_CODES : 0) - (m->zero == MINIMA ? 0 : m->zero);
-    for (int64_t group = 0; group < groups; group++) {
+    for (int64_t group = 0; group < groups; group++, place += across) {
         const float *part = x + group * GROUP;
         vf high = v_abs(v_load(part));
         for (int i = W; i < GROUP; i += W) high = v_max(high, v_abs(v_load(part + i)));
         float most = v_highest(high), inverse = most > 0.0f ? 127.0f / most : 0.0f;
         uint32_t sum = 0;
-        for (int i = 0; i < GROUP; i += W) sum += (uint32_t)v_quantise(v_load(part + i), inverse, codes + group * GROUP + i);
-        scales[group] = most / 127.0f;
-        offsets[group] = (int32_t)((uint32_t)shift * sum);
-        sums[group] = scales[group] * (float)(int32_t)sum;
+        for (int i = 0; i < GROUP; i += W) sum += (uint32_t)v_quantise(v_load(part + i), inverse, codes + place * GROUP + i);
+        scales[place] = most / 127.0f;
+        offsets[place] = (int32_t)((uint32_t)shift * sum);
+        sums[place] = scales[place] * (float)(int32_t)sum;
     }
 }
 
@@ -73,19 +88,19 @@ INLINE void fetch_ahead(const uint8_t *block, int64_t group, int64_t groups, int
 
 #if W == 16
 
-#define MOST_ROWS 8
+#define MOST_ROWS 12
 
-INLINE void group_sums(const uint8_t *w, int bits, int rows, const int8_t *x, int64_t width, __m512i *sums) {
+INLINE void group_sums(const uint8_t *w, int bits, int rows, const int8_t *x, __m512i *sums) {
     const __m512i low = _mm512_set1_epi8(15);
     for (int c = 0; c < (bits == 4 ? 4 : 8); c++) {
         __m512i codes = _mm512_load_si512(w + 64 * c);
         __m512i first = bits == 4 ? _mm512_and_si512(codes, low) : codes;
         for (int r = 0; r < rows; r++)
-            sums[r] = _mm512_dpbusd_epi32(sums[r], first, _mm512_set1_epi32(four(x + r * width + 4 * c)));
+            sums[r] = _mm512_dpbusd_epi32(sums[r], first, _mm512_set1_epi32(four(x + r * GROUP + 4 * c)));
         if (bits == 4) {
             __m512i second = _mm512_and_si512(_mm512_srli_epi16(codes, 4), low);
             for (int r = 0; r < rows; r++)
-                sums[r] = _mm512_dpbusd_epi32(sums[r], second, _mm512_set1_epi32(four(x + r * width + 16 + 4 * c)));
+                sums[r] = _mm512_dpbusd_epi32(sums[r], second, _mm512_set1_epi32(four(x + r * GROUP + 16 + 4 * c)));
         }
     }
 }
@@ -93,24 +108,21 @@ INLINE void group_sums(const uint8_t *w, int bits, int rows, const int8_t *x, in
 INLINE void block_rows(
     const uint8_t *block, int64_t groups, int bits, int minima, int rows, const Activations *a, int64_t row,
     const float *bias, const Output *y) {
-    const int64_t width = groups * GROUP;
-    const int8_t *x = a->codes + row * width;
-    const float *row_scales = a->scales + row * groups, *row_sums = a->sums + row * groups;
-    const int32_t *offsets = a->offsets + row * groups;
     vf total[MOST_ROWS];
     for (int r = 0; r < rows; r++) total[r] = v_set(0.0f);
     for (int64_t g = 0; g < groups; g++) {
         const Group at = group_at(block, groups, g, bits, minima);
+        const Part x = part_at(a, row, g);
         if (row == 0) fetch_ahead(block, g, groups, bits, minima, rows);
         __m512i sums[MOST_ROWS];
-        for (int r = 0; r < rows; r++) sums[r] = _mm512_set1_epi32(offsets[r * groups + g]);
-        group_sums(at.codes, bits, rows, x + g * GROUP, width, sums);
+        for (int r = 0; r < rows; r++) sums[r] = _mm512_set1_epi32(x.offsets[r]);
+        group_sums(at.codes, bits, rows, x.codes, sums);
         vf scale = v_load_half(at.scales);
         for (int r = 0; r < rows; r++)
-            total[r] = v_fma(v_mul(_mm512_cvtepi32_ps(sums[r]), v_set(row_scales[r * groups + g])), scale, total[r]);
+            total[r] = v_fma(v_mul(_mm512_cvtepi32_ps(sums[r]), v_set(x.scales[r])), scale, total[r]);
         if (minima) {
             vf minimum = v_load_half(at.minima);
-            for (int r = 0; r < rows; r++) total[r] = v_fma(v_set(row_sums[r * groups + g]), minimum, total[r]);
+            for (int r = 0; r < rows; r++) total[r] = v_fma(v_set(x.sums[r]), minimum, total[r]);
         }
     }
     for (int r = 0; r < rows; r++)
@@ -122,7 +134,7 @@ INLINE void block_rows(
 #define MOST_ROWS 4
 
 /* For outputs 8 h to 8 h + 7: sums of pairs of products of 4-bit codes fit 16 bits for a whole group. */
-INLINE void group_sums(const uint8_t *w, int bits, int rows, const int8_t *x, int64_t width, __m256i *sums) {
+INLINE void group_sums(const uint8_t *w, int bits, int rows, const int8_t *x, __m256i *sums) {
     const __m256i low = _mm256_set1_epi8(15);
     __m256i first[MOST_ROWS], second[MOST_ROWS];
     for (int r = 0; r < rows; r++) first[r] = second[r] = _mm256_setzero_si256();
@@ -130,7 +142,7 @@ INLINE void group_sums(const uint8_t *w, int bits, int rows, const int8_t *x, in
         __m256i codes = _mm256_load_si256((const __m256i *)(w + 64 * c));
         __m256i lower = _mm256_and_si256(codes, low), upper = _mm256_and_si256(_mm256_srli_epi16(codes, 4), low);
         for (int r = 0; r < rows; r++) {
-            const int8_t *p = x + r * width + 4 * c;
+            const int8_t *p = x + r * GROUP + 4 * c;
             __m256i own = _mm256_set1_epi32(four(p)), other = bits == 4 ? _mm256_set1_epi32(four(p + 16)) : own;
             first[r] = _mm256_add_epi16(first[r], _mm256_maddubs_epi16(lower, own));
             second[r] = _mm256_add_epi16(second[r], _mm256_maddubs_epi16(upper, other));
@@ -146,26 +158,23 @@ INLINE void group_sums(const uint8_t *w, int bits, int rows, const int8_t *x, in
 INLINE void block_rows(
     const uint8_t *block, int64_t groups, int bits, int minima, int rows, const Activations *a, int64_t row,
     const float *bias, const Output *y) {
-    const int64_t width = groups * GROUP;
-    const int8_t *x = a->codes + row * width;
-    const float *row_scales = a->scales + row * groups, *row_sums = a->sums + row * groups;
-    const int32_t *offsets = a->offsets + row * groups;
     vf total[2 * MOST_ROWS];
     for (int r = 0; r < 2 * rows; r++) total[r] = v_set(0.0f);
     for (int64_t g = 0; g < groups; g++) {
         const Group at = group_at(block, groups, g, bits, minima);
+        const Part x = part_at(a, row, g);
         if (row == 0) fetch_ahead(block, g, groups, bits, minima, rows);
         for (int half = 0; half < 2; half++) {
             __m256i sums[MOST_ROWS];
-            for (int r = 0; r < rows; r++) sums[r] = _mm256_set1_epi32(offsets[r * groups + g]);
-            group_sums(at.codes + 32 * half, bits, rows, x + g * GROUP, width, sums);
+            for (int r = 0; r < rows; r++) sums[r] = _mm256_set1_epi32(x.offsets[r]);
+            group_sums(at.codes + 32 * half, bits, rows, x.codes, sums);
             vf scale = v_load_half(at.scales + W * half);
             vf *own = total + half * rows;
             for (int r = 0; r < rows; r++)
-                own[r] = v_fma(v_mul(_mm256_cvtepi32_ps(sums[r]), v_set(row_scales[r * groups + g])), scale, own[r]);
+                own[r] = v_fma(v_mul(_mm256_cvtepi32_ps(sums[r]), v_set(x.scales[r])), scale, own[r]);
             if (minima) {
                 vf minimum = v_load_half(at.minima + W * half);
-                for (int r = 0; r < rows; r++) own[r] = v_fma(v_set(row_sums[r * groups + g]), minimum, own[r]);
+                for (int r = 0; r < rows; r++) own[r] = v_fma(v_set(x.sums[r]), minimum, own[r]);
             }
         }
     }
@@ -180,7 +189,7 @@ INLINE void block_rows(
 
 #define MOST_ROWS 4
 
-INLINE void group_sums(const uint8_t *w, int bits, int rows, const int8_t *x, int64_t width, int32x4_t *sums) {
+INLINE void group_sums(const uint8_t *w, int bits, int rows, const int8_t *x, int32x4_t *sums) {
     const uint8x16_t low = vdupq_n_u8(15), sign = vdupq_n_u8(128);
     for (int c = 0; c < (bits == 4 ? 4 : 8); c++)
         for (int q = 0; q < 4; q++) {
@@ -188,7 +197,7 @@ INLINE void group_sums(const uint8_t *w, int bits, int rows, const int8_t *x, in
             int8x16_t first = vreinterpretq_s8_u8(bits == 4 ? vandq_u8(codes, low) : veorq_u8(codes, sign));
             int8x16_t second = vreinterpretq_s8_u8(vshrq_n_u8(codes, 4));
             for (int r = 0; r < rows; r++) {
-                const int8_t *p = x + r * width + 4 * c;
+                const int8_t *p = x + r * GROUP + 4 * c;
                 int32x4_t *own = sums + 4 * r + q;
                 *own = vdotq_s32(*own, first, vreinterpretq_s8_s32(vdupq_n_s32(four(p))));
                 if (bits == 4) *own = vdotq_s32(*own, second, vreinterpretq_s8_s32(vdupq_n_s32(four(p + 16))));
@@ -199,23 +208,20 @@ INLINE void group_sums(const uint8_t *w, int bits, int rows, const int8_t *x, in
 INLINE void block_rows(
     const uint8_t *block, int64_t groups, int bits, int minima, int rows, const Activations *a, int64_t row,
     const float *bias, const Output *y) {
-    const int64_t width = groups * GROUP;
-    const int8_t *x = a->codes + row * width;
-    const float *row_scales = a->scales + row * groups, *row_sums = a->sums + row * groups;
-    const int32_t *offsets = a->offsets + row * groups;
     vf total[4 * MOST_ROWS];
     for (int i = 0; i < 4 * rows; i++) total[i] = v_set(0.0f);
     for (int64_t g = 0; g < groups; g++) {
         const Group at = group_at(block, groups, g, bits, minima);
+        const Part x = part_at(a, row, g);
         int32x4_t sums[4 * MOST_ROWS];
-        for (int i = 0; i < 4 * rows; i++) sums[i] = vdupq_n_s32(offsets[i / 4 * groups + g]);
-        group_sums(at.codes, bits, rows, x + g * GROUP, width, sums);
+        for (int i = 0; i < 4 * rows; i++) sums[i] = vdupq_n_s32(x.offsets[i / 4]);
+        group_sums(at.codes, bits, rows, x.codes, sums);
         for (int i = 0; i < 4 * rows; i++) {
-            vf scale = v_load_half(at.scales + W * (i % 4)), own = v_set(row_scales[i / 4 * groups + g]);
+            vf scale = v_load_half(at.scales + W * (i % 4)), own = v_set(x.scales[i / 4]);
             total[i] = v_fma(v_mul(vcvtq_f32_s32(sums[i]), own), scale, total[i]);
             if (minima) {
                 vf minimum = v_load_half(at.minima + W * (i % 4));
-                total[i] = v_fma(v_set(row_sums[i / 4 * groups + g]), minimum, total[i]);
+                total[i] = v_fma(v_set(x.sums[i / 4]), minimum, total[i]);
             }
         }
     }
@@ -237,15 +243,16 @@ INLINE void block_rows(
     float total[TILE] = {0};
     for (int64_t g = 0; g < groups; g++) {
         const Group at = group_at(block, groups, g, bits, minima);
+        const Part x = part_at(a, row, g);
         int32_t sums[TILE];
-        for (int o = 0; o < TILE; o++) sums[o] = a->offsets[row * groups + g];
+        for (int o = 0; o < TILE; o++) sums[o] = *x.offsets;
         for (int i = 0; i < GROUP; i++) {
-            int32_t code = a->codes[(row * groups + g) * GROUP + i];
+            int32_t code = x.codes[i];
             for (int o = 0; o < TILE; o++) sums[o] += code * code_at(at.codes, bits, o, i);
         }
         for (int o = 0; o < TILE; o++) {
-            total[o] += (float)sums[o] * a->scales[row * groups + g] * half_to_float(at.scales[o]);
-            if (minima) total[o] += a->sums[row * groups + g] * half_to_float(at.minima[o]);
+            total[o] += (float)sums[o] * *x.scales * half_to_float(at.scales[o]);
+            if (minima) total[o] += *x.sums * half_to_float(at.minima[o]);
         }
     }
     for (int o = 0; o < TILE; o++) out[o] = bias ? total[o] + bias[o] : total[o];
@@ -285,6 +292,10 @@ INLINE void block_all(
             ROWS(6)
             ROWS(7)
             ROWS(8)
+            ROWS(9)
+            ROWS(10)
+            ROWS(11)
+            ROWS(12)
 #endif
         }
     }
