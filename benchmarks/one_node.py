@@ -22,7 +22,7 @@ import foredraft
 from foredraft.bench.prompts import standard_prompts
 from foredraft.bench.report import plots
 from foredraft.core.draft import Draft, Law, Target
-from foredraft.core.rng import HashedRng, Noise, Stream, draw_distinct, exponentials
+from foredraft.core.rng import HashedRng, Noise, RandomStream, draw_distinct, exponentials
 from foredraft.core.tree import TokenTree
 from foredraft.core.verify import verify
 from foredraft.drafters.common.tree_ops import without_earlier
@@ -64,7 +64,7 @@ def picked(p: LawOf, q: LawOf, count: int, noise: Noise) -> Float[Tensor, "B"]:
 
 def recursive(p: LawOf, q: LawOf, count: int, noise: Noise) -> Float[Tensor, "B"]:
     """Children drawn without replacement; recursive rejection."""
-    bits = noise.bits(Stream.DRAFT, torch.zeros_like(noise.positions))
+    bits = noise.bits(RandomStream.DRAFT, torch.zeros_like(noise.positions))
     children, chances = draw_distinct(q, exponentials(bits, q.shape[-1]), count)
     earlier = (torch.arange(count - 1) < torch.arange(count)[:, None]).float()
     laws = without_earlier(

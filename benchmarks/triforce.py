@@ -34,7 +34,7 @@ import foredraft
 from foredraft.bench.measure.recording_drafter import RecordingDrafter
 from foredraft.core.draft import Draft, Verdict
 from foredraft.core.drafter import Drafter, Plan, Rewindable, StepOut, View
-from foredraft.core.rng import Noise, Stream
+from foredraft.core.rng import Noise, RandomStream
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.sampling.warp import Warp
 from foredraft.drafters.common.build_context import NestedDrafter
@@ -135,7 +135,7 @@ class Spoiled(Rewindable):
     def propose(self, view: View, plan: Plan) -> Draft:
         draft = self.inner.propose(view, plan)
         index = torch.arange(1, draft.tree.tokens.shape[1]).expand(len(view.rows), -1)
-        right = (view.noise.nested(1).uniform(Stream.DRAFT, index) < self._rate).cummin(1).values
+        right = (view.noise.nested(1).uniform(RandomStream.DRAFT, index) < self._rate).cummin(1).values
         tokens = draft.tree.tokens.clone()
         tokens[:, 1:] = torch.where(right, tokens[:, 1:], (tokens[:, 1:] + 1) % self._vocab_size)
         return replace(draft, tree=replace(draft.tree, tokens=tokens))

@@ -21,7 +21,7 @@ import tiny
 from foredraft.compose.spec import Spec
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Plan, View
-from foredraft.core.rng import HashedRng, Stream, derive_seeds, draw, exponentials
+from foredraft.core.rng import HashedRng, RandomStream, derive_seeds, draw, exponentials
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.sampling.warp import Paths
 from foredraft.core.tree import TokenTree
@@ -258,7 +258,7 @@ def argmax_with_softmax_q(view: View, plan: Plan) -> Draft:
 def pruned_by_what_was_drawn(view: View, plan: Plan) -> Draft:
     """A token is drawn from q, and thrown away where q was small."""
     q = _draft_law(view)
-    token = draw(q, view.noise.bits(Stream.DRAFT, torch.ones_like(view.lengths)))
+    token = draw(q, view.noise.bits(RandomStream.DRAFT, torch.ones_like(view.lengths)))
     sure = q.gather(1, token[:, None])[:, 0] > 0.2
     return _chain(view, q, token, 1 + sure.long())
 
@@ -266,14 +266,14 @@ def pruned_by_what_was_drawn(view: View, plan: Plan) -> Draft:
 def law_of_another_node(view: View, plan: Plan) -> Draft:
     """A token is drawn from q, but the law handed over is flat."""
     q = _draft_law(view)
-    token = draw(q, view.noise.bits(Stream.DRAFT, torch.ones_like(view.lengths)))
+    token = draw(q, view.noise.bits(RandomStream.DRAFT, torch.ones_like(view.lengths)))
     return _chain(view, torch.full_like(q, 1 / VOCAB), token)
 
 
 def sound(view: View, plan: Plan) -> Draft:
     """The same without a fault: what shows that it is the fault that is seen."""
     q = _draft_law(view)
-    return _chain(view, q, draw(q, view.noise.bits(Stream.DRAFT, torch.ones_like(view.lengths))))
+    return _chain(view, q, draw(q, view.noise.bits(RandomStream.DRAFT, torch.ones_like(view.lengths))))
 
 
 def _draft_law(view: View) -> Tensor:
@@ -291,7 +291,7 @@ def _chain(view: View, q: Tensor, token: Tensor, lengths: Tensor | None = None) 
 
 def same_numbers_for_drafting_and_accepting(self: HashedRng, probability: Tensor) -> Tensor:
     """Accept by the exponential number that the first block of tokens had in the race that drew the draft."""
-    bits = self.noise.bits(Stream.DRAFT, torch.arange(probability.shape[1]).expand_as(probability))
+    bits = self.noise.bits(RandomStream.DRAFT, torch.arange(probability.shape[1]).expand_as(probability))
     return (-exponentials(bits, 1)[..., 0]).exp() < probability
 
 

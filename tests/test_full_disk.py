@@ -9,7 +9,7 @@ import pytest
 import foredraft
 import random_heads
 import tiny
-from foredraft.bench.measure.records import Output, Run
+from foredraft.bench.measure.records import OutputRecord, Run
 from foredraft.bench.measure.spec_bench import write_answers
 from foredraft.core.errors import UsageError
 from foredraft.files.write import atomic_folder
@@ -40,7 +40,7 @@ def writer(kind: str, source: Path) -> Write:
         return lambda folder: save_draft(loaded.model, folder, loaded, {"recipe": "distil"})
     if kind == "answers":
         runs = [
-            Run(arm, "t", ("1",), tokens=1, outputs=(Output("1", 1, 1, "x", (5,), size * "a"),))
+            Run(arm, "t", ("1",), tokens=1, outputs=(OutputRecord("1", 1, 1, "x", (5,), size * "a"),))
             for arm, size in ARMS.items()
         ]
         return lambda folder: write_answers(runs, folder)

@@ -24,7 +24,7 @@ from foredraft.core.tree import PAD, TokenTree
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
 from foredraft.drafters.none import NoDrafter
 from foredraft.engine.engine import Engine
-from foredraft.engine.generator import Generator, Kind
+from foredraft.engine.generator import DrafterInfo, Generator
 from foredraft.engine.policy import Constant, Policy
 from foredraft.engine.step import StepDone
 from foredraft.model.hf.causal_lm import CausalLM
@@ -226,7 +226,7 @@ def generator(
     drafter = drafter or NoDrafter()
     policy = policy or Constant(drafter.needs.longest)
     engine = Engine(target, drafter, policy, tokenizer=tokenizer, **options)
-    return Generator(engine, tokenizer, eos, Kind("tiny", True))
+    return Generator(engine, tokenizer, eos, DrafterInfo("tiny", True))
 
 
 def warp(params: Sequence[SamplingParams], vocab: int = VOCAB, prompt_lengths: Sequence[int] | None = None) -> Warp:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from foredraft.bench.measure.arms import BenchArm, Call
+from foredraft.bench.measure.arms import ArmResult, BenchArm
 from foredraft.bench.measure.records import read_runs
 from foredraft.bench.measure.run import Settings
 from foredraft.bench.prompts import BenchPrompt
@@ -28,14 +28,16 @@ class Fake(BenchArm):
         self.token = token
         self._log = log if log is not None else []
 
-    def run(self, prompts: Prompts, params: SamplingParams) -> Call:
+    def run(self, prompts: Prompts, params: SamplingParams) -> ArmResult:
         self.calls.append(([list(prompt) for prompt in prompts], params))
         self._log.append(self)
         if error := self.fails(prompts):
             raise error
         tokens = [[self.token] * len(prompt) for prompt in prompts]
         count = sum(map(len, tokens))
-        return Call(tokens, DecodeStats(tokens=count, target_forwards=count, seconds=2.0, prefill_seconds=1.0), count)
+        return ArmResult(
+            tokens, DecodeStats(tokens=count, target_forwards=count, seconds=2.0, prefill_seconds=1.0), count
+        )
 
 
 def asks(*texts: str, task: str = "t") -> list[BenchPrompt]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from foredraft.bench.measure.records import Cost, Output, Run, RunFile, Watched
+from foredraft.bench.measure.records import Cost, OutputRecord, Run, RunFile, Watched
 from foredraft.bench.measure.summary import Summary, summarise
 
 ARMS = {  # chance that a level is accepted, levels drafted, time of drafting in plain steps
@@ -103,7 +103,7 @@ def _call(dice: random.Random, arm: str, task: str, names: tuple[str, ...], wher
     verify = plain * (0.9 + 0.02 * levels * batch) * forwards / batch
     draft, other = plain * drafting * forwards / batch, plain * 0.1 * forwards / batch
     prefill = 0.05 * minute
-    said = tuple(Output(name, 40, 128, f"{task}{name}") for name in names)
+    said = tuple(OutputRecord(name, 40, 128, f"{task}{name}") for name in names)
     return Run(
         arm=arm,
         task=task,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from foredraft.bench.tune.candidates import Candidate, Family, default_drafters, families
+from foredraft.bench.tune.candidates import Candidate, CandidateFamily, default_drafters, families
 from foredraft.bench.tune.probe import DraftSize
 from foredraft.compose.load import BUNDLED_DRAFTS, Spec
 from foredraft.core.errors import OptionError
@@ -16,7 +16,7 @@ ALONE = "another"
 """A model for which nothing ships."""
 
 
-def each(found: list[Family]) -> Iterator[tuple[Family, Candidate]]:
+def each(found: list[CandidateFamily]) -> Iterator[tuple[CandidateFamily, Candidate]]:
     assert found
     for family in found:
         assert family.candidates

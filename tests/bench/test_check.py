@@ -15,7 +15,7 @@ from foredraft.bench.check import check_identity, check_sampled
 from foredraft.cli import main
 from foredraft.core.draft import Draft, Law, Target, Verdict
 from foredraft.core.drafter import Plan, View
-from foredraft.core.rng import HashedRng, Noise, Stream
+from foredraft.core.rng import HashedRng, Noise, RandomStream
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.sampling.warp import Paths
 from foredraft.core.tree import TokenTree
@@ -63,7 +63,7 @@ def one(view: View, token: torch.Tensor, q: torch.Tensor) -> Draft:
 
 
 def draw(view: View, q: torch.Tensor) -> torch.Tensor:
-    u = view.noise.uniform(Stream.DRAFT, torch.ones_like(view.lengths))
+    u = view.noise.uniform(RandomStream.DRAFT, torch.ones_like(view.lengths))
     return (q[:, 0].cumsum(-1) < u[:, None]).sum(-1).clamp(max=VOCAB - 1)
 
 
@@ -140,7 +140,7 @@ def test_the_same_drafts_without_a_fault_pass():
 def test_a_shared_random_stream_is_caught(monkeypatch: pytest.MonkeyPatch):
     def same(self: HashedRng, probability: torch.Tensor) -> torch.Tensor:
         nodes = torch.arange(probability.shape[1]).expand_as(probability)
-        return self.noise.uniform(Stream.DRAFT, nodes) < probability
+        return self.noise.uniform(RandomStream.DRAFT, nodes) < probability
 
     monkeypatch.setattr(HashedRng, "accept", same)
     assert check_sampled(scripted(one_of_another), PROMPTS, SAMPLED, TOKENS).p_value < 1e-9

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from foredraft.bench.tune.predict import StepModel, predict
-from foredraft.bench.tune.probe import DraftSize, Fit, Step, typical
+from foredraft.bench.tune.probe import DraftSize, Fit, ProbeStep, typical
 from foredraft.engine.cost_model import CostTable
 from foredraft.engine.step import SIZES, round_up
 
@@ -23,11 +23,11 @@ def chain(
     costs: CostTable = GENTLE,
     short: bool = False,
     padded: bool = True,
-) -> Step:
+) -> ProbeStep:
     """A step that costs what it should: the forward and ``beside``, and ``level`` seconds for each level. ``reads``: so
     many seconds more, the first of its text."""
     rows = round_up(1 + depth) if padded else 1 + depth
-    return Step(
+    return ProbeStep(
         depths=tuple(range(1, depth + 1)),
         scores=(),
         path=tuple(range(accepted)),

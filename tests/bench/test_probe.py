@@ -7,7 +7,7 @@ import torch
 
 import foredraft
 import tiny
-from foredraft.bench.tune.probe import DraftSize, Outcome, Probe, Step
+from foredraft.bench.tune.probe import DraftSize, Probe, ProbeStep, StepOutcome
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Drafter, Plan, View
 from foredraft.core.sampling.params import SamplingParams
@@ -27,9 +27,9 @@ TEXTS = (
 
 def made(
     depths: Sequence[int], path: Sequence[int] = (), scores: Sequence[float] = (), *, levels: int | None = None
-) -> Step:
+) -> ProbeStep:
     levels = max(depths, default=0) if levels is None else levels
-    return Step(tuple(depths), tuple(scores), tuple(path), levels, 0.0, 0.0, short=False, first=False)
+    return ProbeStep(tuple(depths), tuple(scores), tuple(path), levels, 0.0, 0.0, short=False, first=False)
 
 
 CHAIN = made((1, 2, 3, 4), path=(0, 1, 2))
@@ -42,7 +42,7 @@ TREE = made((1, 1, 1, 2, 2, 2), (1, 3), (-0.1, -0.5, -2.0, -0.7, -3.0, -2.0))
 @pytest.mark.parametrize(("depth", "tokens"), [(1, 2), (2, 3), (3, 4), (4, 4), (9, 4), (0, 4)])
 def test_a_shorter_chain_is_the_beginning_of_a_chain(depth: int, tokens: int):
     deep = min(depth or 4, 4)
-    assert CHAIN.under(DraftSize(depth=depth)) == Outcome(tokens, deep, deep)
+    assert CHAIN.under(DraftSize(depth=depth)) == StepOutcome(tokens, deep, deep)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_a_shorter_chain_is_the_beginning_of_a_chain(depth: int, tokens: int):
     [(1, 1), (2, 2), (3, 3), (4, 3), (6, 3), (50, 3)],
 )
 def test_a_smaller_tree_has_the_likeliest_nodes(nodes: int, tokens: int):
-    assert TREE.under(DraftSize(nodes=nodes)) == Outcome(tokens, min(nodes, 6), 2)
+    assert TREE.under(DraftSize(nodes=nodes)) == StepOutcome(tokens, min(nodes, 6), 2)
 
 
 def test_of_equal_scores_the_earlier_node_is_taken():
@@ -61,14 +61,14 @@ def test_of_equal_scores_the_earlier_node_is_taken():
 
 
 def test_a_tree_has_both_limits():
-    assert TREE.under(DraftSize(nodes=2, depth=1)) == Outcome(2, 2, 1)
-    assert TREE.under(DraftSize(nodes=1, depth=1)) == Outcome(1, 1, 1)
-    assert TREE.under(DraftSize(nodes=3, depth=2)) == Outcome(3, 3, 2)
+    assert TREE.under(DraftSize(nodes=2, depth=1)) == StepOutcome(2, 2, 1)
+    assert TREE.under(DraftSize(nodes=1, depth=1)) == StepOutcome(1, 1, 1)
+    assert TREE.under(DraftSize(nodes=3, depth=2)) == StepOutcome(3, 3, 2)
 
 
 def test_room_that_deeper_nodes_had_is_filled():
     """Of the six nodes three are too deep: the smaller tree would have had others, which were not good enough here."""
-    assert TREE.under(DraftSize(nodes=5, depth=1)) == Outcome(2, 5, 1)
+    assert TREE.under(DraftSize(nodes=5, depth=1)) == StepOutcome(2, 5, 1)
     assert TREE.under(DraftSize(nodes=9, depth=1)).nodes == 6, "but not more than could be drafted at all"
 
 
@@ -79,7 +79,7 @@ def test_nodes_that_are_not_scored_are_taken_in_their_order():
 
 def test_where_nothing_was_drafted_there_is_the_bonus():
     for shape in (DraftSize(), DraftSize(5, 3), DraftSize(depth=2)):
-        assert made(()).under(shape) == Outcome(1, 0, 0)
+        assert made(()).under(shape) == StepOutcome(1, 0, 0)
 
 
 def test_levels_that_were_drafted_in_vain_are_counted():

@@ -9,7 +9,17 @@ from bench_cases import Write
 
 import tiny
 from foredraft.bench.measure.arms import LoopArm
-from foredraft.bench.measure.records import Cost, Output, Run, RunFile, Watched, digest, merge, read_runs, repair_end
+from foredraft.bench.measure.records import (
+    Cost,
+    OutputRecord,
+    Run,
+    RunFile,
+    Watched,
+    digest,
+    merge,
+    read_runs,
+    repair_end,
+)
 from foredraft.core.errors import DataError
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.model.hf.causal_lm import CausalLM
@@ -37,8 +47,8 @@ FULL = Run(
     verify_seconds=1.0,
     decoded=8,
     outputs=(
-        Output("1", 3, 5, "abc", (4, 5, 6, 7, 8), "a b"),
-        Output("2", 7, 4, "def", (1, 2, 3, 4), "c"),
+        OutputRecord("1", 3, 5, "abc", (4, 5, 6, 7, 8), "a b"),
+        OutputRecord("2", 7, 4, "def", (1, 2, 3, 4), "c"),
     ),
     model="tiny",
 )
@@ -72,7 +82,7 @@ def test_a_sentence_of_an_error_is_read_again(write: Write):
 
 def test_what_is_as_usual_is_left_out():
     assert run().line() == {"kind": "run", "arm": "none", "task": "qa", "prompts": ("1",)}
-    said = run(outputs=(Output("1", 3, 0, "abc"),)).line()["outputs"]
+    said = run(outputs=(OutputRecord("1", 3, 0, "abc"),)).line()["outputs"]
     assert said == [{"prompt": "1", "prompt_tokens": 3, "tokens": 0, "digest": "abc"}]
 
 

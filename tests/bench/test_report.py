@@ -10,7 +10,7 @@ import pytest
 from bench_cases import write_lines
 from made_runs import ARMS, PROVENANCE, TASKS, made, page_of, run
 
-from foredraft.bench.measure.records import Output, Run, RunFile, Watched, read_runs
+from foredraft.bench.measure.records import OutputRecord, Run, RunFile, Watched, read_runs
 from foredraft.bench.measure.steps import Depth, by_depth, step_times
 from foredraft.bench.measure.summary import (
     Key,
@@ -29,8 +29,8 @@ from foredraft.core.errors import OptionError
 PLACE = Setting("", 0.0, 1)
 
 
-def said(text: str) -> tuple[Output, ...]:
-    return (Output("1", 5, 10, text),)
+def said(text: str) -> tuple[OutputRecord, ...]:
+    return (OutputRecord("1", 5, 10, text),)
 
 
 def small() -> RunFile:

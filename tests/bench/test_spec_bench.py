@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from foredraft.bench.measure.records import Output, Run
+from foredraft.bench.measure.records import OutputRecord, Run
 from foredraft.bench.measure.spec_bench import write_answers
 from foredraft.core.errors import DataError, OptionError
 
@@ -15,7 +15,7 @@ def run(name: str = "81", turn: int = 0, text: str = "So be it.", **given: Any) 
     """Six tokens in three forwards of 3, 2 and 1, in two seconds."""
     usual: dict[str, Any] = {"arm": "eagle3", "task": "mt_bench", "category": "writing", "model": "sample"}
     counts = {"tokens": 6, "forwards": 3, "accepted_by_depth": (2, 1), "seconds": 2.0, "prefill_seconds": 0.5}
-    said = (Output(name, 3, 6, "abc", (1, 2, 3, 4, 5, 6), text),)
+    said = (OutputRecord(name, 3, 6, "abc", (1, 2, 3, 4, 5, 6), text),)
     return Run(prompts=(name,), turn=turn, **{**usual, **counts, "outputs": said, **given})
 
 
@@ -104,11 +104,11 @@ def test_names_that_are_no_numbers_stay_names(tmp_path: Path):
 
 
 def test_runs_without_texts_are_refused_and_an_empty_answer_is_none(tmp_path: Path):
-    bare = run(outputs=(Output("81", 3, 6, "abc"),))
+    bare = run(outputs=(OutputRecord("81", 3, 6, "abc"),))
     with pytest.raises(OptionError, match="The runs have no outputs"):
         write_answers([run("80"), bare], tmp_path / "answers")
     assert not (tmp_path / "answers").exists()
-    special = run(outputs=(Output("81", 3, 2, "abc", (7, 0)),), tokens=2)  # nothing but special tokens
+    special = run(outputs=(OutputRecord("81", 3, 2, "abc", (7, 0)),), tokens=2)  # nothing but special tokens
     (path,) = write_answers([special], tmp_path / "answers")
     assert rows(path)[0]["choices"][0]["turns"] == [""]
 

@@ -9,7 +9,7 @@ import pytest
 
 import tiny
 from foredraft.bench.tune import tune
-from foredraft.bench.tune.predict import Prediction
+from foredraft.bench.tune.predict import StepPrediction
 from foredraft.bench.tune.tune import PAYS, BatchPoint, Configuration, TuneConfig, Tuner, Tuning
 from foredraft.core.errors import OptionError
 from foredraft.core.sampling.params import SamplingParams
@@ -234,7 +234,7 @@ def test_what_is_being_measured_is_told(machine: Machine, target: CausalLM, twin
 
 
 def trial(family: str, extra: str, speed_up: float) -> Configuration:
-    return Configuration(family, f"{family},{extra}", Prediction(2.0, 1.0, speed_up), None, 2.0)
+    return Configuration(family, f"{family},{extra}", StepPrediction(2.0, 1.0, speed_up), None, 2.0)
 
 
 def verified(target: CausalLM, trials: list[Configuration], verify: int) -> tuple[list[str], list[Configuration]]:

@@ -4,7 +4,7 @@ import pytest
 import typer
 
 from foredraft.cli.choices import CHAT_SAMPLING, SAMPLING
-from foredraft.cli.flags import Group, flags
+from foredraft.cli.flags import FlagGroup, flags
 from foredraft.core.errors import OptionError
 from foredraft.core.sampling.params import SamplingParams
 
@@ -27,7 +27,7 @@ def parsed(*arguments: str) -> Things:
     app = typer.Typer()
 
     @app.command()
-    @flags(things=Group(Things, "Things", names={"size": ("--size", "-s")}, without=("hook",)))
+    @flags(things=FlagGroup(Things, "Things", names={"size": ("--size", "-s")}, without=("hook",)))
     def command(*, things: Things) -> None:
         found.append(things)
 

@@ -9,7 +9,7 @@ import pytest
 from cli_cases import PROMPT, Run
 
 import foredraft
-from foredraft.bench.tune.predict import Prediction
+from foredraft.bench.tune.predict import StepPrediction
 from foredraft.bench.tune.tune import BatchPoint, Configuration, TuneConfig, Tuner, Tuning
 from foredraft.cli.tune import batch_sizes
 from foredraft.core.errors import OptionError
@@ -78,7 +78,7 @@ def test_a_prompt_that_is_too_long_is_one_sentence(run: Run, model: Path, tmp_pa
 
 
 def trial(spec: str, predicted: float, measured: float | None = None, family: str = "eagle3:[H]") -> Configuration:
-    return Configuration(family, spec, Prediction(2.5, 1.0, predicted), measured, 2.5)
+    return Configuration(family, spec, StepPrediction(2.5, 1.0, predicted), measured, 2.5)
 
 
 TREE = trial(f"eagle3:[H],nodes=23,depth=5,{CONSTANT}", 2.2, 2.0)

@@ -9,8 +9,8 @@ from scipy import stats
 from foredraft.core.rng import (
     HashedRng,
     Noise,
+    RandomStream,
     RecentTimes,
-    Stream,
     derive_seeds,
     draw,
     draw_distinct,
@@ -33,7 +33,7 @@ def _mix(x: int) -> int:
     return x ^ (x >> 31)
 
 
-def _slow(seed: int, position: int, stream: Stream, index: int) -> float:
+def _slow(seed: int, position: int, stream: RandomStream, index: int) -> float:
     golden = 0x9E3779B97F4A7C15
     state = _mix(seed + golden)
     state = _mix((state ^ position) + golden)
@@ -44,7 +44,7 @@ def _slow(seed: int, position: int, stream: Stream, index: int) -> float:
 def test_hash_is_splitmix64() -> None:
     seeds, positions = [0, 1, -1, 2**63 - 1, -(2**63), 123456789], [0, 1, 5, 100_000, 7, 2**40]
     noise = Noise(torch.tensor(seeds), torch.tensor(positions))
-    for stream in Stream:
+    for stream in RandomStream:
         index = torch.tensor([[0, 1, 63, 64, 999]]).expand(len(seeds), -1)
         fast = noise.uniform(stream, index)
         slow = [[_slow(s, t, stream, i) for i in index[0].tolist()] for s, t in zip(seeds, positions, strict=True)]
@@ -57,7 +57,7 @@ def grid(seeds: int, positions: int, indices: int, first_seed: int = 0) -> torch
     noise = Noise(torch.arange(seeds) + first_seed, torch.zeros(seeds, dtype=torch.long))
     place = torch.arange(positions)[None, :, None].expand(seeds, -1, 1)
     index = torch.arange(indices).expand(seeds, positions, -1)
-    return torch.stack([noise.uniform_at(place, stream, index) for stream in Stream], 2)
+    return torch.stack([noise.uniform_at(place, stream, index) for stream in RandomStream], 2)
 
 
 def _uniform(counts: torch.Tensor) -> float:
@@ -100,17 +100,17 @@ def test_seed_and_position_do_not_trade_places() -> None:
 def test_numbers_at_other_positions_are_those_of_rows_that_are_there():
     noise, index = Noise(torch.tensor([3, 4]), torch.tensor([10, 20])), torch.arange(4).view(2, 2)
     later = torch.tensor([12, 20])
-    wanted = Noise(noise.seeds, later).bits(Stream.DRAFT, index)
-    assert torch.equal(noise.at(later).bits(Stream.DRAFT, index), wanted)
-    noise.bits(Stream.DRAFT, index)
+    wanted = Noise(noise.seeds, later).bits(RandomStream.DRAFT, index)
+    assert torch.equal(noise.at(later).bits(RandomStream.DRAFT, index), wanted)
+    noise.bits(RandomStream.DRAFT, index)
     moved = noise.at(later)
-    assert moved._rows is noise._rows and torch.equal(moved.bits(Stream.DRAFT, index), wanted)
+    assert moved._rows is noise._rows and torch.equal(moved.bits(RandomStream.DRAFT, index), wanted)
 
 
 def test_rows_are_their_own() -> None:
     noise = Noise(torch.tensor([3, 4, 3]), torch.tensor([10, 20, 10]))
-    u = noise.uniform(Stream.DRAFT, torch.arange(6).view(1, 2, 3).expand(3, -1, -1))
-    alone = Noise(torch.tensor([4]), torch.tensor([20])).uniform(Stream.DRAFT, torch.arange(6).view(1, 2, 3))
+    u = noise.uniform(RandomStream.DRAFT, torch.arange(6).view(1, 2, 3).expand(3, -1, -1))
+    alone = Noise(torch.tensor([4]), torch.tensor([20])).uniform(RandomStream.DRAFT, torch.arange(6).view(1, 2, 3))
     assert torch.equal(u[1:2], alone) and torch.equal(u[0], u[2]) and not bool((u[0] == u[1]).any())
 
 
@@ -121,7 +121,7 @@ def test_coins_toss_the_numbers_of_their_streams() -> None:
     half = torch.full((50, 200), 0.5)
     tossed = coins.accept(half)
     for index in (0, 1, 63, 64, 199):
-        expected = noise.uniform(Stream.ACCEPT, torch.full((50,), index)) < 0.5
+        expected = noise.uniform(RandomStream.ACCEPT, torch.full((50,), index)) < 0.5
         assert torch.equal(tossed[:, index], expected)
     assert not bool(coins.accept(torch.zeros(50, 2)).any()) and bool(coins.accept(torch.ones(50, 2)).all())
     law = torch.tensor([0.2, 0.5, 0.3]).expand(50, -1)
@@ -135,7 +135,7 @@ def test_coins_toss_the_numbers_of_their_streams() -> None:
 def bits(count: int, rows: int = 1) -> torch.Tensor:
     """Random bits, ``[rows, count]``."""
     index = torch.arange(count).expand(rows, -1)
-    return Noise(torch.arange(rows), torch.zeros(rows, dtype=torch.long)).bits(Stream.TARGET, index)
+    return Noise(torch.arange(rows), torch.zeros(rows, dtype=torch.long)).bits(RandomStream.TARGET, index)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 64, 127, 1000, 16_384, 50_257])
@@ -196,8 +196,11 @@ def test_draws_of_a_position_and_of_the_next_are_independent() -> None:
     law, count = torch.tensor([0.1, 0.2, 0.3, 0.4]), 40_000
     noise = Noise(torch.arange(count), torch.full((count,), 3))
     index = torch.zeros(count, dtype=torch.long)
-    a = draw(law.expand(count, -1), noise.bits_at(torch.full((count,), 3), Stream.TARGET, index))
-    for other in (noise.bits_at(torch.full((count,), 4), Stream.TARGET, index), noise.bits(Stream.RESIDUAL, index)):
+    a = draw(law.expand(count, -1), noise.bits_at(torch.full((count,), 3), RandomStream.TARGET, index))
+    for other in (
+        noise.bits_at(torch.full((count,), 4), RandomStream.TARGET, index),
+        noise.bits(RandomStream.RESIDUAL, index),
+    ):
         pairs = (a * 4 + draw(law.expand(count, -1), other)).bincount(minlength=16)
         expected = (law[:, None] * law).flatten().double()
         assert stats.chisquare(pairs, expected / expected.sum() * count).pvalue > 1e-4
@@ -268,9 +271,9 @@ def test_rounding_of_the_logits_hardly_ever_gives_another_token() -> None:
         logits = 4.0 * torch.randn(256, 16_384, generator=source)
         other = logits + 1e-4 * torch.randn(logits.shape, generator=source)
         noise = Noise(torch.arange(256) + 256 * part, torch.zeros(256, dtype=torch.long))
-        own = noise.bits(Stream.TARGET, torch.zeros(256, dtype=torch.long))
+        own = noise.bits(RandomStream.TARGET, torch.zeros(256, dtype=torch.long))
         flips += int((draw(logits.softmax(-1), own) != draw(other.softmax(-1), own)).sum())
-        u = noise.uniform(Stream.TARGET, torch.zeros(256, dtype=torch.long))[:, None]
+        u = noise.uniform(RandomStream.TARGET, torch.zeros(256, dtype=torch.long))[:, None]
         first, second = (torch.searchsorted(each.softmax(-1).double().cumsum(-1), u) for each in (logits, other))
         edges += int((first != second).sum())
     assert flips <= 2 and edges > 10 * max(flips, 1)
@@ -300,7 +303,7 @@ def test_nested_noise_shares_nothing_with_what_is_around_or_beside_it() -> None:
     assert kept.unique().numel() == kept.numel()
     place = torch.arange(24)[None, :, None].expand(256, -1, 1)
     index = torch.arange(4).expand(256, 24, -1)
-    every = [torch.stack([noise.uniform_at(place, s, index) for s in Stream], -1) for noise in loops]
+    every = [torch.stack([noise.uniform_at(place, s, index) for s in RandomStream], -1) for noise in loops]
     inner = torch.stack(every[1:]).flatten()
     assert inner.unique().numel() == inner.numel()
     assert _uniform(torch.histc(inner, bins=256, min=0.0, max=1.0)) > 1e-4
@@ -317,5 +320,5 @@ def test_later_steps_of_a_nested_loop_are_independent_of_earlier_ones(step: int)
     seeds, positions = torch.arange(256).repeat_interleave(16), torch.arange(16).repeat(256)
     inner = Noise(seeds, positions).nested(0)
     place = torch.full((4096, 1), 20)
-    u = inner.uniform_at(place, Stream.ACCEPT, torch.arange(16).expand(4096, -1)).view(256, 16, 16)
+    u = inner.uniform_at(place, RandomStream.ACCEPT, torch.arange(16).expand(4096, -1)).view(256, 16, 16)
     assert _independent(u[:, step:], u[:, :-step]) > 1e-4

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from foredraft.core.draft import Draft, Law, Target
-from foredraft.core.rng import HashedRng, Noise, Stream, VerifierRng
+from foredraft.core.rng import HashedRng, Noise, RandomStream, VerifierRng
 from foredraft.core.tree import PAD, TokenTree
 from foredraft.core.verify import RULES, verify
 from foredraft.drafters.common.templates import Template
@@ -168,7 +168,7 @@ def test_operators_are_few(rule: str, rows: int, monkeypatch: pytest.MonkeyPatch
     tree = tree if chain else tree.counted()
     draft = Draft(tree, Law.CHAIN if chain else Law.WITHOUT_REPLACEMENT, q)
     noise = Noise(torch.arange(rows), torch.full((rows,), 7))
-    noise.bits(Stream.DRAFT, tokens)
+    noise.bits(RandomStream.DRAFT, tokens)
     assert bool((tree.depths <= depth).all())
     rng = HashedRng(noise, torch.zeros(rows, dtype=torch.bool))
     with torch.inference_mode(), Operators() as operators:

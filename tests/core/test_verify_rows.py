@@ -7,7 +7,7 @@ from scipy import stats
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from foredraft.core.draft import Draft, Law, Target, Verdict
-from foredraft.core.rng import HashedRng, Noise, Stream, draw
+from foredraft.core.rng import HashedRng, Noise, RandomStream, draw
 from foredraft.core.tree import PAD, TokenTree
 from foredraft.core.verify import RULES, greedy, verify
 from oracle import grow, outcomes, random_table
@@ -76,9 +76,9 @@ def test_running_coins_keep_the_law(rule: str) -> None:
     noise = Noise(torch.arange(rows), torch.full((rows,), 3))
     tokens = torch.zeros(rows, 3, dtype=torch.long)
     law = [torch.zeros(rows, 3, dtype=torch.float64), q[0].expand(rows, -1)]
-    tokens[:, 1] = draw(law[1], noise.bits(Stream.DRAFT, torch.full((rows,), 1)))
+    tokens[:, 1] = draw(law[1], noise.bits(RandomStream.DRAFT, torch.full((rows,), 1)))
     law.append(q[1][tokens[:, 1]])
-    tokens[:, 2] = draw(law[2], noise.bits(Stream.DRAFT, torch.full((rows,), 2)))
+    tokens[:, 2] = draw(law[2], noise.bits(RandomStream.DRAFT, torch.full((rows,), 2)))
     at_nodes = torch.stack([p[0].expand(rows, -1), p[1][tokens[:, 1]], p[2][tokens[:, 1] * 3 + tokens[:, 2]]], 1)
     draft = Draft(TokenTree.chain(tokens), Law.CHAIN, torch.stack(law, 1))
     verdict = verify(Target(at_nodes.argmax(-1), at_nodes), draft, HashedRng(noise), rule)

@@ -18,7 +18,7 @@ from fake_device import DEVICE, FakeDevice, Trace, moved
 from foredraft.core.drafter import Plan, View
 from foredraft.core.transfer import to_device
 from foredraft.engine.engine import Engine
-from foredraft.engine.generator import Generator, Kind
+from foredraft.engine.generator import DrafterInfo, Generator
 from foredraft.engine.policy import Constant
 from foredraft.engine.step import Drafted, Launched, StepDone, StepInputs, Stepper
 from foredraft.model.hf.causal_lm import CausalLM
@@ -128,7 +128,7 @@ def run(spec: str, temperature: float, *, new: int = NEW, ahead: bool = False) -
         engine.ahead.on = ahead
         steps = engine._stepper = Steps(engine._stepper, device)  # type: ignore[assignment]
         drafter.admit = admit  # type: ignore[method-assign]
-        generator = Generator(engine, None, (), Kind("tiny", True))
+        generator = Generator(engine, None, (), DrafterInfo("tiny", True))
         results = generator.batch(PROMPTS, max_new_tokens=new, temperature=temperature, seed=5)
     assert [len(result.tokens) for result in results] == [new] * len(PROMPTS)
     return steps

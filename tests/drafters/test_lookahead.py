@@ -11,7 +11,7 @@ import tiny
 from foredraft.compose.spec import Spec
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Plan, StepOut, View
-from foredraft.core.rng import Noise, Stream
+from foredraft.core.rng import Noise, RandomStream
 from foredraft.core.tree import PAD, TokenTree, merge_paths
 from foredraft.core.verify import greedy
 from foredraft.drafters.lookahead import Lookahead, NgramPool, Options
@@ -53,7 +53,9 @@ def prompts(*lengths: int) -> list[list[int]]:
 
 def guess(text: Sequence[int], place: int) -> int:
     """What stands at a place of a window that has just been begun."""
-    u = Noise(torch.tensor([0]), torch.tensor([0])).uniform_at(torch.tensor([place]), Stream.DRAFT, torch.tensor([0]))
+    u = Noise(torch.tensor([0]), torch.tensor([0])).uniform_at(
+        torch.tensor([place]), RandomStream.DRAFT, torch.tensor([0])
+    )
     return text[int(float(u) * len(text))]
 
 

@@ -19,7 +19,7 @@ from foredraft.core.tree import PAD, TokenTree
 from foredraft.drafters.common.feature_cache import TorchLayers
 from foredraft.drafters.eagle3 import Eagle3Drafter, Options
 from foredraft.engine.policy import Constant
-from foredraft.heads.native_layers import HeadLayers, head_layers
+from foredraft.heads.native_layers import NativeHeadLayers, head_layers
 from foredraft.heads.nets.blocks import fuse
 from foredraft.model.kv.cache import SlotCache
 from foredraft.model.kv.masks import Layout, address
@@ -80,8 +80,8 @@ def states(layers: Any, net: Any, tree: TokenTree, features: Tensor) -> Tensor:
 def test_layers_are_those_of_the_net(kind: str):
     """With float weights, keys and values."""
     _, net, plain = quantised(kind, 32, "float32")
-    assert isinstance(head_layers(net, net.target), HeadLayers) and head_layers(plain, plain.target) is None
-    layers = HeadLayers(net, net.target, kv_cache_dtype="float32")
+    assert isinstance(head_layers(net, net.target), NativeHeadLayers) and head_layers(plain, plain.target) is None
+    layers = NativeHeadLayers(net, net.target, kv_cache_dtype="float32")
     parents = torch.tensor([[-1, 0, 0, 1, 3, 2, 4], [-1, 0, 1, 2, 3, 4, PAD]])
     tree = TokenTree(torch.arange(14).view(2, 7), parents, depth=5)
     features = torch.randn(2, 19, 32, generator=torch.Generator().manual_seed(1))

@@ -12,7 +12,7 @@ import tiny
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Plan, View
 from foredraft.core.errors import OptionError
-from foredraft.core.rng import HashedRng, Noise, Stream, derive_seeds, draw_distinct, exponentials
+from foredraft.core.rng import HashedRng, Noise, RandomStream, derive_seeds, draw_distinct, exponentials
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.tree_optimizer import OptimalTrees
 from foredraft.core.verify import DEFAULT, RULES
@@ -127,7 +127,7 @@ def slow_draft(view: View, row: int, parents: Sequence[int], temperature: float)
         logits = model(2).stock_logits(torch.tensor([text + path]))[0, -1]
         q = (logits / temperature).softmax(-1)
         index = sorted(set(parents)).index(parent)
-        bits = view.noise.bits(Stream.DRAFT, torch.full((len(view.rows),), index))[row]
+        bits = view.noise.bits(RandomStream.DRAFT, torch.full((len(view.rows),), index))[row]
         drawn, _ = draw_distinct(q, exponentials(bits, VOCAB), len(family))
         tokens.append(int(drawn[len(elders)]))
         q[elders] = 0.0

@@ -15,7 +15,7 @@ from foredraft.core.errors import DataError, OptionError
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.drafters.layer_skip.method import LayerSkip, Options
 from foredraft.drafters.layer_skip.search import SearchBudget, SkipTrial, Sublayer, search
-from foredraft.drafters.layer_skip.trials import Sample, SkipEvaluator, TrialLog
+from foredraft.drafters.layer_skip.trials import SkipEvaluator, TrialLog, TrialSample
 from foredraft.engine.policy import Constant
 from foredraft.model.hf.causal_lm import CausalLM
 from foredraft.model.hf.taps import decoder_layers
@@ -38,13 +38,13 @@ def planted() -> CausalLM:
 
 
 @functools.cache
-def said(temperature: float = 0.0) -> tuple[Sample, ...]:
+def said(temperature: float = 0.0) -> tuple[TrialSample, ...]:
     """Answers of different lengths, in more than one group of rows."""
     prompts = tiny.prompts((3, 9, 5, 14, 2, 7, 4, 6, 8, 11))
     params = [SamplingParams(max_new_tokens=length, temperature=temperature, seed=0) for length in (12, 24) * 5]
     g = tiny.generator(planted())
     results = [g.generate(prompt, each) for prompt, each in zip(prompts, params, strict=True)]
-    return tuple(Sample((*prompt, *r.tokens), len(prompt)) for prompt, r in zip(prompts, results, strict=True))
+    return tuple(TrialSample((*prompt, *r.tokens), len(prompt)) for prompt, r in zip(prompts, results, strict=True))
 
 
 def judge(temperature: float = 0.0, longest: int = 3) -> SkipEvaluator:
@@ -95,7 +95,7 @@ def test_a_trial_of_sampled_texts_is_what_the_loop_is_expected_to_do():
         assert rates[length - 1] == pytest.approx(count / _walked(accepted, 0, length), rel=1e-4)
 
 
-def _roots(text: Sample) -> range:
+def _roots(text: TrialSample) -> range:
     return range(text.prompt - 1, len(text.tokens) - 1)
 
 
@@ -110,7 +110,7 @@ def _walked(accepted: list[list[float]], place: int, length: int) -> float:
     return total + chance * _walked(accepted, place + length + 1, length)
 
 
-def _overlap(text: Sample, root: int, place: int, without: frozenset[Sublayer]) -> float:
+def _overlap(text: TrialSample, root: int, place: int, without: frozenset[Sublayer]) -> float:
     """The overlap of the laws after ``place``, the parts being silent from ``root`` on; 0 behind the text."""
     if place >= len(text.tokens) - 1:
         return 0.0

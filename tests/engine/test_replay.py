@@ -19,7 +19,7 @@ from foredraft.engine.generator import Generator, Result
 from foredraft.engine.step import Stepper
 from foredraft.model.hf.causal_lm import CausalLM
 from foredraft.model.kv.cache import SlotCache
-from foredraft.model.recording.replay import Sizes
+from foredraft.model.recording.replay import PaddedSizes
 from runs import with_tree
 from traced import Traced
 
@@ -76,7 +76,9 @@ def test_rows_that_come_and_go_share_recordings(temperature: float):
 def noting(found: dict[str, set[tuple[int, int]]]) -> Any:
     """Replays that note their rows, and how many a recording has, by segment."""
 
-    def play(self: Traced, segment: str, sizes: Sizes, *args: Any, call: Any = Traced.__call__, **options: Any) -> Any:
+    def play(
+        self: Traced, segment: str, sizes: PaddedSizes, *args: Any, call: Any = Traced.__call__, **options: Any
+    ) -> Any:
         found[segment].add(tuple(sizes))
         return call(self, segment, sizes, *args, **options)
 

@@ -16,7 +16,7 @@ from test_policies_exact import CASES, V, chain, place
 import runs
 import tiny
 from foredraft.core.drafter import Plan, View
-from foredraft.core.rng import Stream
+from foredraft.core.rng import RandomStream
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.worth import DraftNodes
 from foredraft.drafters.none import NoDrafter
@@ -82,18 +82,18 @@ class Row:
     def step(self, planned: int, p: Table, q: Table, numbers: Numbers) -> RowStep:
         """Token verification of a chain of ``planned`` tokens, by the numbers that ``HashedRng`` takes."""
 
-        def name(stream: Stream, index: int) -> tuple:
+        def name(stream: RandomStream, index: int) -> tuple:
             return self.stream, len(self.output), stream, index
 
         said: tuple[int, ...] = ()
         for i in range(1, planned + 1):
             own, drafted = at(p, self.output + said), at(q, self.output + said)
-            token = 0 if numbers.below(name(Stream.DRAFT, i), drafted[0]) else 1
-            if numbers.below(name(Stream.ACCEPT, i), min(1.0, own[token] / drafted[token])):
+            token = 0 if numbers.below(name(RandomStream.DRAFT, i), drafted[0]) else 1
+            if numbers.below(name(RandomStream.ACCEPT, i), min(1.0, own[token] / drafted[token])):
                 said = (*said, token)
                 continue
             return self._end((*said, 1 - token), planned, len(said))  # of two tokens the residual has the other
-        stream = Stream.RESIDUAL if planned else Stream.TARGET
+        stream = RandomStream.RESIDUAL if planned else RandomStream.TARGET
         last = 0 if numbers.below(name(stream, 0), at(p, self.output + said)[0]) else 1
         return self._end((*said, last), planned, len(said))
 

@@ -11,7 +11,7 @@ import torch
 import tiny
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.engine import shared_cores
-from foredraft.engine.shared_cores import SharedCores, Usage, read_usage
+from foredraft.engine.shared_cores import CpuUsage, SharedCores, read_usage
 from foredraft.model.hf.causal_lm import CausalLM
 from foredraft.model.threads import kernel_threads
 
@@ -29,7 +29,7 @@ class Machine:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, cores: int) -> None:
         self.now, self.busy, self.own, self.cores = 100.0, 7.0, 3.0, cores
-        monkeypatch.setattr(shared_cores, "read_usage", lambda: Usage(self.now, self.busy, self.own, self.cores))
+        monkeypatch.setattr(shared_cores, "read_usage", lambda: CpuUsage(self.now, self.busy, self.own, self.cores))
         monkeypatch.setattr(shared_cores.time, "monotonic", lambda: self.now)
 
     def run(self, seconds: float, others: float, own: float = 1.0) -> None:

@@ -16,7 +16,7 @@ import foredraft
 from foredraft.cli import main
 from foredraft.core.errors import OptionError
 from foredraft.engine.generator import Generator
-from foredraft.scale.answers import Answers, BatchOptions
+from foredraft.scale.answers import BatchAnswers, BatchOptions
 from foredraft.scale.batch import BatchFile, Report
 
 
@@ -51,7 +51,7 @@ def run(generator: Generator, source: Path, out: Path, **options: Any) -> list[d
 
 
 def answer(generator: Generator, file: BatchFile, report: Report | None = None, **options: Any) -> None:
-    file.run(Answers(generator, BatchOptions("sample", file.created, **options)).of, report)
+    file.run(BatchAnswers(generator, BatchOptions("sample", file.created, **options)).of, report)
 
 
 def test_answers_are_those_of_the_generator_in_order(generator: Generator, tmp_path: Path):

@@ -14,7 +14,7 @@ import tiny
 from foredraft.engine.generator import Generator
 from foredraft.model.hf.causal_lm import CausalLM
 from foredraft.scale.gateway import Gateway, Message, ReplicaLost
-from foredraft.serve.inprocess import Call, InProcess
+from foredraft.serve.inprocess import AsgiRequest, InProcess
 from foredraft.serve.options import ServeOptions
 
 PROMPT = {"prompt": list(range(1, 20)), "max_tokens": 12, "temperature": 0}
@@ -32,7 +32,7 @@ class Pair:
         self.lives = lives
         self.asked: list[str] = []
 
-    async def answer(self, call: Call, blocks: tuple[bytes, ...]) -> AsyncGenerator[Message, None]:
+    async def answer(self, call: AsgiRequest, blocks: tuple[bytes, ...]) -> AsyncGenerator[Message, None]:
         name = "ab"[len(self.asked) % 2]
         self.asked.append(name)
         count = 0
@@ -42,7 +42,7 @@ class Pair:
             count += 1
             yield message
 
-    async def everyone(self, call: Call) -> Mapping[str, Seq[Message]]:
+    async def everyone(self, call: AsgiRequest) -> Mapping[str, Seq[Message]]:
         found = {}
         for name, server in self.servers.items():
             found[name] = [each async for each in server.answer(call)]
@@ -110,7 +110,7 @@ def test_a_stream_that_has_begun_ends_with_an_error_object():
 
 
 def test_a_request_that_kills_every_replica_is_refused(monkeypatch: pytest.MonkeyPatch):
-    async def answer(self: Pair, call: Call, blocks: tuple[bytes, ...]) -> AsyncGenerator[Message, None]:
+    async def answer(self: Pair, call: AsgiRequest, blocks: tuple[bytes, ...]) -> AsyncGenerator[Message, None]:
         self.asked.append("x")
         raise ReplicaLost
         yield {}
@@ -161,9 +161,9 @@ def test_metrics_name_the_replica_and_the_page_sees_the_sum():
 def test_leaving_an_answer_cancels_the_request():
     async def work(client: httpx.AsyncClient, pair: Pair) -> None:
         server = pair.servers["a"]
-        call = Call({"method": "POST", "path": "/v1/completions", "query_string": b"", "headers": []}, b"")
+        call = AsgiRequest({"method": "POST", "path": "/v1/completions", "query_string": b"", "headers": []}, b"")
         body = json.dumps({**PROMPT, "max_tokens": 500, "ignore_eos": True, "stream": True}).encode()
-        call = Call({**call.scope, "headers": [(b"content-type", b"application/json")]}, body)
+        call = AsgiRequest({**call.scope, "headers": [(b"content-type", b"application/json")]}, body)
         messages = server.answer(call)
         for _ in range(3):
             await anext(messages)

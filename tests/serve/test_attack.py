@@ -19,7 +19,7 @@ from foredraft.engine.generator import Generator
 from foredraft.engine.policy import Constant
 from foredraft.model.hf.causal_lm import CausalLM
 from foredraft.serve.responses.schema import ResponsesRequest
-from foredraft.serve.schema import ChatRequest, CompletionRequest, DetokenizeRequest, Sampling, TokenizeRequest
+from foredraft.serve.schema import ChatRequest, CompletionRequest, DetokenizeRequest, SamplingFields, TokenizeRequest
 
 WHOLE = [0, 1, -1, 2**31 - 1, 2**31, 2**32, 2**53 + 1, 2**63 - 1, 2**63, -(2**63), -(2**63) - 1, 2**64, 2**70]
 FRACTIONS = ["0.5", "-0.0", "1e-9", "1e-38", "1e-45", "5e-324", "1e-400", "1e16", "1e38", "3.5e38", "-1e39", "1e300"]
@@ -100,7 +100,7 @@ def from_schema() -> list[Sent]:
         for tried, value in fields(schema, schema.get("$defs", {})):
             assert isinstance(value, dict)
             own = value.keys() - base.keys()
-            if model is ResponsesRequest and own and own <= Sampling.model_fields.keys():
+            if model is ResponsesRequest and own and own <= SamplingFields.model_fields.keys():
                 continue  # the same code as in the other two
             body = {**{name: own for name, own in base.items() if name not in value}, **value}
             if "stream_options" in value:

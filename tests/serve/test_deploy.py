@@ -11,8 +11,8 @@ import servers
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from foredraft.cli.flags import Group
-from foredraft.serve.metrics import Metrics
+from foredraft.cli.flags import FlagGroup
+from foredraft.serve.metrics import ServerMetrics
 from foredraft.serve.options import ServeOptions
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,7 +21,7 @@ IMAGE = (DEPLOY / "Dockerfile").read_text("utf-8")
 
 
 def test_every_metric_of_the_dashboard_exists_and_every_metric_of_ours_is_shown():
-    families = list(Metrics(servers.generator()).registry.collect())
+    families = list(ServerMetrics(servers.generator()).registry.collect())
     known = {f"{family.name}_total" if family.type == "counter" else family.name for family in families}
     dashboard = json.loads((DEPLOY / "grafana.json").read_text("utf-8"))
     text = " ".join(target["expr"] for panel in dashboard["panels"] for target in panel["targets"])
@@ -31,9 +31,9 @@ def test_every_metric_of_the_dashboard_exists_and_every_metric_of_ours_is_shown(
 
 def test_the_page_names_every_option_and_every_metric():
     page = (ROOT / "docs" / "serving.md").read_text("utf-8")
-    options = [name for each in fields(ServeOptions) for name in Group(ServeOptions, "")._names(each)]
+    options = [name for each in fields(ServeOptions) for name in FlagGroup(ServeOptions, "")._names(each)]
     assert [name for name in options if f"`{name}`" not in page] == []
-    families = Metrics(servers.generator()).registry.collect()
+    families = ServerMetrics(servers.generator()).registry.collect()
     assert [family.name for family in families if family.name not in page] == []
 
 

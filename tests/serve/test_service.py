@@ -22,7 +22,7 @@ import tiny
 from foredraft.core.draft import Draft
 from foredraft.core.drafter import Needs, Plan, View
 from foredraft.core.errors import DrafterError, LawError, OptionError
-from foredraft.engine.generator import Generator, Kind
+from foredraft.engine.generator import DrafterInfo, Generator
 from foredraft.serve.logs import JsonLines, log_to_stderr
 from foredraft.serve.options import API_KEY, ServeOptions
 from foredraft.serve.render import CompletionRenderer
@@ -227,7 +227,7 @@ def test_no_progress_is_unhealthy_until_there_is_some():
 
 def test_lossy_rules_and_text_of_others_are_refused():
     lossy = servers.generator()
-    lossy.kind = Kind("tiny", False)
+    lossy.kind = DrafterInfo("tiny", False)
     with pytest.raises(LawError, match="lossy"):
         Service(lossy, ServeOptions(require_lossless=True))
     Service(lossy, ServeOptions())

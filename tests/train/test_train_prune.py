@@ -16,17 +16,17 @@ from trainees import assert_drafts_losslessly, assert_same_run, log_of, stop_at,
 import tiny
 from foredraft.core.errors import ModelError, OptionError
 from foredraft.model.hf.causal_lm import CausalLM
-from foredraft.model.hf.pruned_parts import Kept, Masks, Sizes, top_parts, uniform_masks
+from foredraft.model.hf.pruned_parts import Kept, Masks, TransformerSizes, top_parts, uniform_masks
 from foredraft.model.hf.pruning import Masking, cut, sizes_of
 from foredraft.model.loading.load import load_model
 from foredraft.train.drafts import importance
 from foredraft.train.drafts.importance import select_by_importance
 from foredraft.train.drafts.masks import Lagrange, PruningMasks
 from foredraft.train.drafts.prune import Options, PrunedShape
-from foredraft.train.partial import Partial
+from foredraft.train.partial import ResumableState
 from foredraft.train.recipe import TrainBatch
 
-SIZES = Sizes(layers=4, hidden=32, intermediate=48, heads=4, groups=2)
+SIZES = TransformerSizes(layers=4, hidden=32, intermediate=48, heads=4, groups=2)
 KEPT = Kept((0, 3), tuple(range(1, 32, 2)), ((1,), (0,)), (tuple(range(0, 48, 2)), tuple(range(10, 34))))
 """Half of everything, of each layer other parts."""
 STEP = 3e-3  # norms compute in float32: smaller differences would be noise
@@ -68,7 +68,7 @@ def test_the_cut_model_is_the_masked_model(name: str, changes: dict[str, Any], t
     wanted = masked_logits(model, KEPT.masks(sizes_of(model)), ids())
     small = cut(model, KEPT)
     torch.testing.assert_close(small(ids(), use_cache=False).logits, wanted, rtol=1e-5, atol=1e-5)
-    assert sizes_of(small) == Sizes(layers=2, hidden=16, intermediate=24, heads=2, groups=1)
+    assert sizes_of(small) == TransformerSizes(layers=2, hidden=16, intermediate=24, heads=2, groups=1)
     assert torch.equal(model(ids(), use_cache=False).logits, before), "hooks are off and the model is as it was"
     assert (wanted - before).abs().mean() > 0.1, "what is masked matters"
     small.save_pretrained(tmp_path)
@@ -122,7 +122,7 @@ def test_impossible_shapes_have_a_sentence_each(text: str, sentence: str):
         ("heads=2,kv_heads=1,hidden=8,intermediate=48", replace(SIZES, heads=2, groups=1, hidden=8)),
     ],
 )
-def test_what_a_shape_leaves_out_stays(text: str, sizes: Sizes):
+def test_what_a_shape_leaves_out_stays(text: str, sizes: TransformerSizes):
     assert PrunedShape.parse(text).of(SIZES) == sizes
 
 
@@ -144,7 +144,7 @@ def planted() -> Any:
 
 
 def test_importance_keeps_the_planted_parts():
-    wanted, said = Sizes(layers=2, hidden=16, intermediate=24, heads=2, groups=1), []
+    wanted, said = TransformerSizes(layers=2, hidden=16, intermediate=24, heads=2, groups=1), []
     model = planted()
     assert select_by_importance(model, lessons(8, model), wanted, said.append) == KEPT
     assert sorted(sentence.split(" · ")[0] for sentence in said) == ["removed layer 2 of 4", "removed layer 3 of 4"]
@@ -181,7 +181,7 @@ def test_scores_are_mean_absolute_gradients_of_the_factors():
 
 def test_gates_reach_the_wanted_sizes_and_come_to_a_decision():
     """Where only the planted parts help, they are what stays open, to the size that is asked for."""
-    wanted = Sizes(layers=2, hidden=16, intermediate=24, heads=2, groups=1)
+    wanted = TransformerSizes(layers=2, hidden=16, intermediate=24, heads=2, groups=1)
     gates, lagrange, useful = PruningMasks(SIZES), Lagrange(SIZES, wanted), KEPT.masks(SIZES)
     groups = [{"params": gates.parameters()}, {"params": lagrange.parameters(), "lr": 1.0}]
     optimizer = torch.optim.Adam(groups, lr=0.1)
@@ -215,7 +215,7 @@ def test_the_price_goes_down_for_gates_and_up_for_multipliers():
 
 def test_gates_are_drawn_by_their_law():
     """The share of gates that are not shut is what ``shares`` expects."""
-    sizes = Sizes(layers=1, hidden=200_000, intermediate=1, heads=1, groups=1)
+    sizes = TransformerSizes(layers=1, hidden=200_000, intermediate=1, heads=1, groups=1)
     gates = PruningMasks(sizes)
     with torch.no_grad():
         gates.places["hidden"].fill_(-0.7)
@@ -226,7 +226,7 @@ def test_gates_are_drawn_by_their_law():
 
 def test_the_best_are_as_many_as_are_wanted():
     scores = Masks(torch.tensor([0.0, 3.0, 1.0]), torch.ones(4), torch.rand(3, 2), torch.rand(3, 5))
-    kept = top_parts(scores, Sizes(layers=2, hidden=3, intermediate=2, heads=2, groups=1))
+    kept = top_parts(scores, TransformerSizes(layers=2, hidden=3, intermediate=2, heads=2, groups=1))
     assert kept.layers == (1, 2) and kept.hidden == (0, 1, 2)
     assert kept.intermediate[0] == tuple(sorted(scores.intermediate[1].topk(2).indices.tolist()))
     assert kept.groups[1] == (int(scores.groups[2].argmax()),)
@@ -248,11 +248,11 @@ def test_scores_that_are_interrupted_go_on(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(importance, "_loss", counted)
     found = None
     for _ in range(5):
-        partial = Partial(tmp_path / "importance.pt", {"samples": 3}, copy.deepcopy(importance.START), 1e9)
+        partial = ResumableState(tmp_path / "importance.pt", {"samples": 3}, copy.deepcopy(importance.START), 1e9)
         with contextlib.suppress(KeyboardInterrupt):
             found = select_by_importance(model, samples, wanted, partial=partial)
     assert found == whole and len(calls) <= 3 * (3 + 2) + 3 + 4 * 3
-    assert Partial(tmp_path / "importance.pt", {"samples": 4}, {}).state == {}, "with other terms it starts over"
+    assert ResumableState(tmp_path / "importance.pt", {"samples": 4}, {}).state == {}, "with other terms it starts over"
 
 
 # Runs.
@@ -281,7 +281,7 @@ def test_the_outcome_is_a_model_of_that_shape_that_drafts(place: Path, tmp_path:
     draft = train_draft("prune", place, tmp_path, shape=HALF, recipe_options=Options(samples=3))[0]
     assert draft == tmp_path / "draft"
     model = load_model(str(draft), device="cpu").model
-    assert sizes_of(model) == Sizes(layers=2, hidden=24, intermediate=20, heads=2, groups=1)
+    assert sizes_of(model) == TransformerSizes(layers=2, hidden=24, intermediate=20, heads=2, groups=1)
     assert json.loads((draft / "config.json").read_text())["dtype"] == "bfloat16"
     notes = json.loads((draft / "provenance.json").read_text())
     assert notes["recipe"] == "prune" and notes["start"] == "target" and notes["shape"]["hidden"] == 24

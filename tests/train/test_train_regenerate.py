@@ -17,7 +17,7 @@ import foredraft
 from foredraft.core.errors import DataError, OptionError
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.engine.generator import Generator
-from foredraft.train.data.answers import _Progress
+from foredraft.train.data.answers import _AnswerProgress
 from foredraft.train.data.regenerate import RegenerateOptions, regenerate
 from foredraft.train.data.sources import read_sources
 from foredraft.train.data.tokens import encoded
@@ -93,7 +93,7 @@ def test_time_left_is_told_from_answers_that_have_ended(monkeypatch: pytest.Monk
         monkeypatch.setattr(f"foredraft.train.{module}.time", time)
     chance = random.Random(0)
     lengths = [min(200, 1 + int(chance.expovariate(1 / mean))) for _ in range(600)]
-    progress = _Progress(lambda line: told.append((clock.now, line)), 0, len(lengths), 200)
+    progress = _AnswerProgress(lambda line: told.append((clock.now, line)), 0, len(lengths), 200)
     waiting, running = deque(range(600)), deque()
     while waiting or running:
         while waiting and sum(not each.finished for each in running) < 16:

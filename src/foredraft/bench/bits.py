@@ -34,7 +34,7 @@ _FEWEST = 4
 """Tokens of an output in a large batch."""
 
 
-class Cell(NamedTuple):
+class BitComparison(NamedTuple):
     """The positions compared in one setting, and those that differ. ``drafts``: what was verified."""
 
     drafts: str
@@ -64,7 +64,7 @@ class FirstDifference(NamedTuple):
 class BitsCheck:
     """Logits compared with plain decoding's as integers, by setting."""
 
-    cells: tuple[Cell, ...]
+    cells: tuple[BitComparison, ...]
     first: FirstDifference | None
 
     @property
@@ -108,7 +108,7 @@ def check_bits(
     }
     if generator.engine.drafter.needs.max_nodes:
         drafters[generator.kind.method] = generator.engine.drafter
-    cells: list[Cell] = []
+    cells: list[BitComparison] = []
     first: FirstDifference | None = None
     for threads in THREADS:
         for name, drafter in drafters.items():
@@ -116,7 +116,7 @@ def check_bits(
                 comparing = Comparing(drafter, plain)
                 with threads_of(threads):
                     _generate(generator, comparing, texts[:batch], max(tokens // batch, min(tokens, _FEWEST)))
-                cells.append(Cell(name, threads, batch, comparing.positions, comparing.different))
+                cells.append(BitComparison(name, threads, batch, comparing.positions, comparing.different))
                 if first is None and comparing.first is not None:
                     first = FirstDifference(name, threads, batch, *comparing.first)
                 yield BitsCheck(tuple(cells), first)

@@ -10,7 +10,7 @@ import typer
 from foredraft.cli.choices import MODEL, ModelChoice
 from foredraft.cli.console import busy, errors
 from foredraft.cli.exit_status import Interrupted, terminable
-from foredraft.cli.flags import Group, flags
+from foredraft.cli.flags import FlagGroup, flags
 from foredraft.cli.train_progress import Progress
 from foredraft.core.errors import OptionError
 
@@ -23,7 +23,7 @@ EXAMPLES = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prompts:
+class AnswerPrompts:
     """What is answered."""
 
     own_prompts: int = field(default=0, metadata={"help": "User turns that the model writes itself, as in Magpie."})
@@ -38,7 +38,7 @@ class Prompts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
+class AnswerSampling:
     """How answers are made."""
 
     temperature: tuple[float, ...] = field(
@@ -47,13 +47,13 @@ class Sampling:
     max_new_tokens: int = field(default=256, metadata={"help": "Maximum tokens of an answer."})
 
 
-@flags(choice=MODEL, prompts=Group(Prompts, "Prompts"), sampling=Group(Sampling, "Answers"))
+@flags(choice=MODEL, prompts=FlagGroup(AnswerPrompts, "Prompts"), sampling=FlagGroup(AnswerSampling, "Answers"))
 def command(
     out: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder for the answers, a file for a temperature.")],
     *,
     choice: ModelChoice,
-    prompts: Prompts,
-    sampling: Sampling,
+    prompts: AnswerPrompts,
+    sampling: AnswerSampling,
 ) -> None:
     """Write a model's answers to many prompts, as training data of its drafters.
 
@@ -71,7 +71,9 @@ def command(
     errors().print(f"Wrote {', '.join(map(str, files))}.", style="dim", markup=False, soft_wrap=True)
 
 
-def _answer(out: Path, choice: ModelChoice, prompts: Prompts, sampling: Sampling, progress: Progress) -> Sequence[Path]:
+def _answer(
+    out: Path, choice: ModelChoice, prompts: AnswerPrompts, sampling: AnswerSampling, progress: Progress
+) -> Sequence[Path]:
     from foredraft.core.sampling.params import SamplingParams
     from foredraft.files.write import check_writable_folder
     from foredraft.train.data.own_prompts import Benchmarks, choose, own_prompts, write_all

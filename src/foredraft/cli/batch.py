@@ -32,7 +32,7 @@ EXAMPLES = (
 @flags(choice=MODEL)
 def command(
     source: Annotated[Path, typer.Argument(metavar="IN", help="Requests, one JSON object a line.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Answers, in the same order.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="BatchAnswers, in the same order.")],
     *,
     name: Annotated[str | None, typer.Option(metavar="TEXT", help=_NAME)] = None,
     seed: Annotated[int, typer.Option(metavar="INT", help=_SEED)] = 0,
@@ -48,7 +48,7 @@ def command(
     an error object in the file. Needs pip install 'foredraft[serve]'.
     """
     try:
-        from foredraft.scale.answers import Answers, BatchOptions
+        from foredraft.scale.answers import BatchAnswers, BatchOptions
         from foredraft.scale.batch import BatchFile
     except ModuleNotFoundError as error:
         raise OptionError(f"Batches need the package {error.name}: pip install 'foredraft[serve]'.") from error
@@ -66,7 +66,7 @@ def command(
         file = BatchFile(source, out)
         options = BatchOptions(name or choice.name, file.created, seed, default_max_tokens)
         if generator is not None:
-            answers = Answers(generator, options).of
+            answers = BatchAnswers(generator, options).of
         else:
             answers = stack.enter_context(_actors(choice, options, actors, address))
         _write(file, answers, out)

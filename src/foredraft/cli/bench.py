@@ -13,7 +13,7 @@ from foredraft.cli import completion_names as names
 from foredraft.cli.choices import SAMPLING, TARGET, PromptChoice, TargetChoice, check_processes
 from foredraft.cli.console import busy, errors, output, progress_bar
 from foredraft.cli.exit_status import FAILED, UNJUDGED, Interrupted, terminable
-from foredraft.cli.flags import Group, flags
+from foredraft.cli.flags import FlagGroup, flags
 from foredraft.core.errors import OptionError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compared(TargetChoice):
+class BenchTarget(TargetChoice):
     """What to compare."""
 
     drafter: tuple[str, ...] = field(
@@ -39,7 +39,7 @@ class Compared(TargetChoice):
 
 
 @dataclass(frozen=True, slots=True)
-class Prompts(PromptChoice):
+class BenchPrompts(PromptChoice):
     """The prompts; with ``--chat``, all their turns."""
 
     batch_size: tuple[int, ...] = field(default=(1,), metadata={"help": "Prompts per batch; repeatable. Default: 1."})
@@ -47,7 +47,7 @@ class Prompts(PromptChoice):
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
+class BenchSampling:
     """Sampling options of all arms."""
 
     temperature: tuple[float, ...] = field(default=(0.0,), metadata={"help": "0 (default): greedy; repeatable."})
@@ -60,7 +60,7 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class BenchOutput:
     """Extra measurements, and where results go."""
 
     out: str = field(
@@ -78,10 +78,12 @@ class Output:
 
 
 _GROUPS = {
-    "compared": Group(Compared, "Compared", first=("model", "drafter", *TARGET, "tensor_parallel"), others=False),
-    "what": Group(Prompts, "Prompts"),
-    "sampling": Group(Sampling, "Sampling"),
-    "shown": Group(Output, "Output"),
+    "compared": FlagGroup(
+        BenchTarget, "Compared", first=("model", "drafter", *TARGET, "tensor_parallel"), others=False
+    ),
+    "what": FlagGroup(BenchPrompts, "Prompts"),
+    "sampling": FlagGroup(BenchSampling, "Sampling"),
+    "shown": FlagGroup(BenchOutput, "Output"),
 }
 
 
@@ -102,10 +104,10 @@ def command(
     ] = None,
     tolerance: Annotated[float, typer.Option(metavar="FLOAT", help=_TOLERANCE)] = 0.05,
     *,
-    compared: Compared,
-    what: Prompts,
-    sampling: Sampling,
-    shown: Output,
+    compared: BenchTarget,
+    what: BenchPrompts,
+    sampling: BenchSampling,
+    shown: BenchOutput,
 ) -> None:
     """Measure drafters against each other on your prompts.
 
@@ -150,7 +152,7 @@ def command(
     _show(path, shown, store_calibrations(made, folders))
 
 
-def _check(what: Prompts, shown: Output) -> None:
+def _check(what: BenchPrompts, shown: BenchOutput) -> None:
     if what.repeats < 1 or shown.watch < 0:
         raise OptionError("--watch must be 0 or more, and --repeats 1 or more.")
     if min(what.batch_size) < 1:
@@ -183,7 +185,7 @@ def _progress() -> "Iterator[Callable[[int, int, str], None]]":
         yield report
 
 
-def _show(path: Path, shown: Output, stored: "Sequence[Path]") -> None:
+def _show(path: Path, shown: BenchOutput, stored: "Sequence[Path]") -> None:
     """Print all results in the file, including earlier ones, and which calibrations were stored."""
     from foredraft.bench.measure.records import read_runs
     from foredraft.bench.measure.summary import summarise

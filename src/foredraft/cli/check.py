@@ -11,7 +11,7 @@ from rich.text import Text
 
 from foredraft.cli.choices import MODEL, SAMPLING, ModelChoice, PromptChoice
 from foredraft.cli.console import busy, output
-from foredraft.cli.flags import Group, flags
+from foredraft.cli.flags import FlagGroup, flags
 from foredraft.core.errors import OptionError
 from foredraft.core.sampling.params import SamplingParams
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
+class CheckSampling:
     """Sampling options of the statistical test."""
 
     temperature: float = 1.0
@@ -45,7 +45,7 @@ _HELP = {
 
 
 @dataclass(frozen=True, slots=True)
-class What(PromptChoice):
+class CheckPrompts(PromptChoice):
     """What to check, on which prompts."""
 
     count: int = field(default=16, metadata={"help": "Prompts to use from each file; 0: all."})
@@ -65,8 +65,8 @@ EXAMPLES = (
 )
 
 
-@flags(choice=MODEL, what=Group(What, "Check"), sampling=Group(Sampling, "Sampling", _HELP))
-def command(*, choice: ModelChoice, what: What, sampling: Sampling) -> None:
+@flags(choice=MODEL, what=FlagGroup(CheckPrompts, "Check"), sampling=FlagGroup(CheckSampling, "Sampling", _HELP))
+def command(*, choice: ModelChoice, what: CheckPrompts, sampling: CheckSampling) -> None:
     """Check that a drafter is lossless on a model.
 
     Output at temperatures 0, 0.7, 1 and 1.3 must equal plain decoding of the same seed, alone and in a batch, except
@@ -111,7 +111,7 @@ def command(*, choice: ModelChoice, what: What, sampling: Sampling) -> None:
         raise typer.Exit(1)
 
 
-def _check_bits(generator: "Generator", prompts: Sequence[Any], what: What, seed: int) -> None:
+def _check_bits(generator: "Generator", prompts: Sequence[Any], what: CheckPrompts, seed: int) -> None:
     """Compare logits, print a table and a sentence, and exit if some differ."""
     from foredraft.bench.bits import BitsCheck, check_bits
 
@@ -165,7 +165,7 @@ def _bits_sentence(found: "BitsCheck") -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class ComparedOutputs:
     """Outputs under one setting; ``together``: whether those with speculation ran in one batch."""
 
     setting: str
@@ -174,8 +174,8 @@ class Compared:
 
 
 def _compare(
-    generator: "Generator", prompts: Sequence[Any], what: What, seed: int, *, exact: bool, greedy: bool
-) -> list[Compared]:
+    generator: "Generator", prompts: Sequence[Any], what: CheckPrompts, seed: int, *, exact: bool, greedy: bool
+) -> list[ComparedOutputs]:
     """Compare outputs under every setting, or at temperature 0 alone: of all prompts in a batch, of some alone."""
     from foredraft.bench.check import SETTINGS, check_identity
 
@@ -187,11 +187,11 @@ def _compare(
             with busy(f"Outputs at {name}"):
                 own = replace(params, seed=seed + (not together))
                 found = check_identity(generator, some, own, exact, 0 if together else 1)
-            compared.append(Compared(name, together, found))
+            compared.append(ComparedOutputs(name, together, found))
     return compared
 
 
-def _lines(compared: Compared) -> list[str]:
+def _lines(compared: ComparedOutputs) -> list[str]:
     found = compared.found
     same = found.outputs - len(found.differences)
     how = "in a batch" if compared.together else "alone"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from foredraft.cli import completion_names as names
 from foredraft.cli.console import busy
-from foredraft.cli.flags import Group
+from foredraft.cli.flags import FlagGroup
 from foredraft.compose.options import LoadOptions
 from foredraft.core.errors import OptionError, PromptError
 from foredraft.core.options import read_pairs
@@ -90,7 +90,7 @@ class ModelChoice(TargetChoice):
             return build_generators(self.model, [self.drafter], options)[0]
 
 
-MODEL = Group(ModelChoice, "Model", first=("model", "drafter", *TARGET), complete={"verifier": names.verifiers})
+MODEL = FlagGroup(ModelChoice, "Model", first=("model", "drafter", *TARGET), complete={"verifier": names.verifiers})
 
 
 def check_processes(tensor_parallel: int | None = None) -> None:
@@ -186,8 +186,8 @@ _HELP = {
 }
 _NAMES = {"speculate": ("--no-speculation",)}
 
-SAMPLING = Group(SamplingParams, "Sampling", _HELP, _NAMES, without=("record_steps",))
-CHAT_SAMPLING = Group(SamplingParams, "Sampling", _HELP, _NAMES, without=("logprobs", "prediction", "record_steps"))
+SAMPLING = FlagGroup(SamplingParams, "Sampling", _HELP, _NAMES, without=("record_steps",))
+CHAT_SAMPLING = FlagGroup(SamplingParams, "Sampling", _HELP, _NAMES, without=("logprobs", "prediction", "record_steps"))
 
 
 def read_prompt(given: str | None, file: str | None) -> str:

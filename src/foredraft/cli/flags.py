@@ -16,7 +16,7 @@ _METAVARS = {int: "INT", float: "FLOAT", str: "TEXT", bool: ""}
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class FlagGroup:
     """A dataclass whose fields become options of a command.
 
     A flag that is on by default becomes ``--no-...``. The fields in ``first`` come first; the ``others`` follow, unless
@@ -120,7 +120,7 @@ def _numbers(name: str, given: list[str]) -> tuple[tuple[int, ...], ...]:
         raise OptionError(f"--{name.replace('_', '-')} takes token ids separated by commas, such as 12,7.") from None
 
 
-def flags(**groups: Group) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def flags(**groups: FlagGroup) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Add each group's options to a command; its parameter of that name receives the dataclass."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:

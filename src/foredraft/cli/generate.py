@@ -10,7 +10,7 @@ import typer
 from foredraft.cli.choices import MODEL, SAMPLING, ModelChoice, read_prompt
 from foredraft.cli.console import TextOut, errors, legend, output
 from foredraft.cli.exit_status import Interrupted
-from foredraft.cli.flags import Group, flags
+from foredraft.cli.flags import FlagGroup, flags
 from foredraft.core.errors import OptionError
 from foredraft.core.sampling.grammar import Grammar
 from foredraft.core.sampling.params import SamplingParams
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class GenerateOutput:
     """What to print."""
 
     num_return_sequences: int = field(default=1, metadata={"help": "Independent outputs per prompt."})
@@ -77,7 +77,12 @@ EXAMPLES = (
 )
 
 
-@flags(choice=MODEL, sampling=SAMPLING, structure=Group(Structure, "Structure"), shown=Group(Output, "Options"))
+@flags(
+    choice=MODEL,
+    sampling=SAMPLING,
+    structure=FlagGroup(Structure, "Structure"),
+    shown=FlagGroup(GenerateOutput, "Options"),
+)
 def command(
     prompt: Annotated[
         str | None, typer.Argument(help="Default, or with -: read standard input.", show_default=False)
@@ -92,7 +97,7 @@ def command(
     choice: ModelChoice,
     sampling: SamplingParams,
     structure: Structure,
-    shown: Output,
+    shown: GenerateOutput,
 ) -> None:
     """Continue a prompt; the output streams to the terminal.
 

@@ -14,7 +14,7 @@ from foredraft.engine.request import Piece, Sequence, TokenLogprobs
 from foredraft.files.provenance import shortened
 
 
-class Outcome(NamedTuple):
+class RunOutcome(NamedTuple):
     """The first error among the requests, and whether Ctrl-C interrupted them."""
 
     error: ForedraftError | None
@@ -29,7 +29,7 @@ class Watcher:
     piece: Callable[[Piece], None]
 
 
-def run_requests(generator: Generator, sequences: Seq[Sequence], watcher: Watcher) -> Outcome:
+def run_requests(generator: Generator, sequences: Seq[Sequence], watcher: Watcher) -> RunOutcome:
     """Run requests in one batch and pass their pieces to the watcher, one request after the other.
 
     After an error or Ctrl-C the watcher still gets everything that was generated.
@@ -49,8 +49,8 @@ def run_requests(generator: Generator, sequences: Seq[Sequence], watcher: Watche
                 generator.engine.cancel(sequences)
                 for piece in sequence.pieces:
                     watcher.piece(piece)
-                return Outcome(error, True)
-    return Outcome(error, ctrl_c.pressed)
+                return RunOutcome(error, True)
+    return RunOutcome(error, ctrl_c.pressed)
 
 
 def stats_of(generator: Generator, sequences: Seq[Sequence]) -> DecodeStats:

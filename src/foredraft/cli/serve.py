@@ -12,7 +12,7 @@ import typer
 
 from foredraft.cli.choices import MODEL, ModelChoice
 from foredraft.cli.config import defaults_from_file
-from foredraft.cli.flags import Group, flags
+from foredraft.cli.flags import FlagGroup, flags
 from foredraft.cli.replicas import serve_replicas
 from foredraft.core.errors import OptionError
 from foredraft.scale.options import ScaleOptions
@@ -28,7 +28,7 @@ EXAMPLES = (
 )
 
 
-@flags(choice=MODEL, server=Group(ServeOptions, "Server"))
+@flags(choice=MODEL, server=FlagGroup(ServeOptions, "Server"))
 def command(
     *,
     replicas: Annotated[int, typer.Option(metavar="INT", help=_REPLICAS)] = 1,

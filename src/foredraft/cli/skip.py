@@ -11,12 +11,12 @@ import typer
 from foredraft.cli.choices import TARGET, OutputChoice, TargetChoice, check_processes
 from foredraft.cli.console import busy, output
 from foredraft.cli.exit_status import Interrupted, keeping_nothing, terminable
-from foredraft.cli.flags import Group, flags
+from foredraft.cli.flags import FlagGroup, flags
 from foredraft.core.errors import OptionError
 from foredraft.drafters.layer_skip.search import SearchBudget, SkipTrial, layers_by_kind, search
 
 if TYPE_CHECKING:
-    from foredraft.drafters.layer_skip.trials import Sample
+    from foredraft.drafters.layer_skip.trials import TrialSample
     from foredraft.engine.generator import Generator
 
 _LENGTH = "num_assistant_tokens"
@@ -31,7 +31,7 @@ class Samples(OutputChoice):
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class SkipOutput:
     """What to write."""
 
     out: str = field(default="skips.json", metadata={"help": "File for the result; use --drafter layer_skip:FILE."})
@@ -45,12 +45,12 @@ EXAMPLES = (
 
 
 @flags(
-    target=Group(TargetChoice, "Model", first=("model", *TARGET), others=False),
-    samples=Group(Samples, "Samples"),
-    budget=Group(SearchBudget, "Search"),
-    shown=Group(Output, "Output"),
+    target=FlagGroup(TargetChoice, "Model", first=("model", *TARGET), others=False),
+    samples=FlagGroup(Samples, "Samples"),
+    budget=FlagGroup(SearchBudget, "Search"),
+    shown=FlagGroup(SkipOutput, "Output"),
 )
-def command(*, target: TargetChoice, samples: Samples, budget: SearchBudget, shown: Output) -> None:
+def command(*, target: TargetChoice, samples: Samples, budget: SearchBudget, shown: SkipOutput) -> None:
     """Search for the layers that a layer_skip draft can skip.
 
     The model answers the prompts. Each trial skips a set of attention and MLP layers, and the rest of the model
@@ -95,15 +95,15 @@ def command(*, target: TargetChoice, samples: Samples, budget: SearchBudget, sho
     _print(best, evaluator.tokens, target, shown)
 
 
-def _answers(plain: "Generator", samples: Samples, seed: int) -> "list[Sample]":
-    from foredraft.drafters.layer_skip.trials import Sample
+def _answers(plain: "Generator", samples: Samples, seed: int) -> "list[TrialSample]":
+    from foredraft.drafters.layer_skip.trials import TrialSample
 
     prompts = [plain.encode(prompt.prompt) for prompt in samples.read()]
     results = plain.batch(prompts, samples.params(seed))
-    return [Sample((*prompt, *r.tokens), len(prompt)) for prompt, r in zip(prompts, results, strict=True)]
+    return [TrialSample((*prompt, *r.tokens), len(prompt)) for prompt, r in zip(prompts, results, strict=True)]
 
 
-def _digest(answers: "list[Sample]") -> str:
+def _digest(answers: "list[TrialSample]") -> str:
     import hashlib
 
     return hashlib.sha256(json.dumps([asdict(answer) for answer in answers]).encode()).hexdigest()[:16]
@@ -133,7 +133,7 @@ def _write(path: str, model: str, layers: int, best: SkipTrial, about: dict[str,
     write_skip_config(path, SkipConfig(short(model), layers, facts=facts, **layers_by_kind(best.without)))
 
 
-def _print(best: SkipTrial, tokens: int, target: TargetChoice, shown: Output) -> None:
+def _print(best: SkipTrial, tokens: int, target: TargetChoice, shown: SkipOutput) -> None:
     found = layers_by_kind(best.without)
     if shown.json:
         typer.echo(json.dumps({"skip_attention": found["attention"], "skip_mlp": found["mlp"], **_to_json(best)}))

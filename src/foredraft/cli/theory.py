@@ -19,7 +19,7 @@ _LONGEST = 64
 _SHOWN = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
 
 
-class Row(NamedTuple):
+class TheoryRow(NamedTuple):
     """The prediction for one draft length."""
 
     length: int
@@ -28,7 +28,7 @@ class Row(NamedTuple):
     operations_factor: float
 
 
-class Prediction(NamedTuple):
+class TheoryPrediction(NamedTuple):
     """The given acceptance rate and costs, the best length for them, and a row per shown length."""
 
     alpha: float
@@ -36,7 +36,7 @@ class Prediction(NamedTuple):
     operations_cost: float
     pays: bool
     best: "BestLength"
-    rows: list[Row]
+    rows: list[TheoryRow]
 
 
 _ALPHA = "Acceptance rate of drafted tokens; required without --run."
@@ -105,7 +105,7 @@ def command(
         console.print(f"Figures: {plot}", soft_wrap=True, markup=False)
 
 
-def _predict(alpha: float, cost: float, operations: float, length: int | None) -> Prediction:
+def _predict(alpha: float, cost: float, operations: float, length: int | None) -> TheoryPrediction:
     from foredraft.core import theory
 
     best = theory.best_length(alpha, cost, _LONGEST)
@@ -115,7 +115,7 @@ def _predict(alpha: float, cost: float, operations: float, length: int | None) -
         near = {best.length - 1, best.length + 1} if best.length else set()
         shown |= {k for k in {*_SHOWN, *near} if 1 <= k <= reach}
     rows = [
-        Row(
+        TheoryRow(
             k,
             theory.expected_tokens(alpha, k),
             theory.speed_up(alpha, k, cost),
@@ -123,10 +123,10 @@ def _predict(alpha: float, cost: float, operations: float, length: int | None) -
         )
         for k in sorted(shown)
     ]
-    return Prediction(alpha, cost, operations, best.length > 0, best, rows)
+    return TheoryPrediction(alpha, cost, operations, best.length > 0, best, rows)
 
 
-def _table(found: Prediction) -> Table:
+def _table(found: TheoryPrediction) -> Table:
     table = Table(box=None, pad_edge=False)
     for name in ("drafted", "tokens/step", "speed-up", "operations"):
         table.add_column(name, justify="right")
@@ -138,7 +138,7 @@ def _table(found: Prediction) -> Table:
     return table
 
 
-def _sentence(found: Prediction) -> str:
+def _sentence(found: TheoryPrediction) -> str:
     length, gain = found.best
     if not found.pays:
         return f"No gain: with alpha {found.alpha:g} and cost {found.cost:g} plain decoding is fastest."

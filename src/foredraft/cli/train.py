@@ -11,7 +11,7 @@ import typer
 from foredraft.cli import completion_names as names
 from foredraft.cli.console import busy, errors
 from foredraft.cli.exit_status import Interrupted, terminable
-from foredraft.cli.flags import Group, flags
+from foredraft.cli.flags import FlagGroup, flags
 from foredraft.cli.train_progress import Progress
 from foredraft.core.errors import OptionError
 from foredraft.core.options import read_options, read_pairs
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class TrainingData:
     """The training data."""
 
     data: tuple[str, ...] = field(
@@ -72,10 +72,10 @@ EXAMPLES = (
 
 
 @flags(
-    source=Group(Source, "Data"),
-    head=Group(HeadShape, "Head"),
-    small=Group(Small, "Draft model"),
-    loop=Group(LoopOptions, "Training", complete={"precision": names.precisions}),
+    source=FlagGroup(TrainingData, "Data"),
+    head=FlagGroup(HeadShape, "Head"),
+    small=FlagGroup(Small, "Draft model"),
+    loop=FlagGroup(LoopOptions, "Training", complete={"precision": names.precisions}),
 )
 def command(
     method: Annotated[
@@ -94,7 +94,7 @@ def command(
         str | None, typer.Option(metavar="TEXT", help="cpu: do not use the GPU.", show_default=False)
     ] = None,
     *,
-    source: Source,
+    source: TrainingData,
     head: HeadShape,
     small: Small,
     loop: LoopOptions,
@@ -112,7 +112,9 @@ def command(
     with terminable():
         try:
             _check_parts(method, head, small)
-            asked = _Run(method, model, Path(out), source, head, small, loop, _options(method, recipe or ()), device)
+            asked = _TrainCommand(
+                method, model, Path(out), source, head, small, loop, _options(method, recipe or ()), device
+            )
             begun = True
             made = asked.on_answers(progress).train(progress)
         except KeyboardInterrupt as error:
@@ -140,13 +142,13 @@ def _options(method: str, given: Iterable[str]) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _TrainCommand:
     """A run as the command line describes it."""
 
     method: str
     model: str
     out: Path
-    source: Source
+    source: TrainingData
     head: HeadShape
     small: Small
     loop: LoopOptions
@@ -163,7 +165,7 @@ class _Run:
 
         return Data(sources=tuple(self.source.data), cache=self.source.cache, store=self.source.store)
 
-    def on_answers(self, progress: "Progress") -> "_Run":
+    def on_answers(self, progress: "Progress") -> "_TrainCommand":
         """The same run on the target's own answers to its data, if it asks for them.
 
         Each process writes a part. What does not fit the target is refused before.

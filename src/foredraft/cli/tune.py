@@ -14,7 +14,7 @@ from foredraft.cli import completion_names as names
 from foredraft.cli.choices import TARGET, OutputChoice, TargetChoice, check_processes
 from foredraft.cli.console import busy, output
 from foredraft.cli.exit_status import keeping_nothing
-from foredraft.cli.flags import Group, flags
+from foredraft.cli.flags import FlagGroup, flags
 from foredraft.core.errors import OptionError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Choice(TargetChoice):
 
 
 @dataclass(frozen=True, slots=True)
-class What(OutputChoice):
+class TunePrompts(OutputChoice):
     """The prompts."""
 
     count: int = field(default=4, metadata={"help": "Prompts to use from each file; 0: all."})
@@ -53,7 +53,7 @@ class What(OutputChoice):
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class TuneOutput:
     """How many candidates to run, and what to write."""
 
     verify: int = field(default=3, metadata={"help": "Number of predicted configurations to run, best methods first."})
@@ -69,11 +69,11 @@ EXAMPLES = (
 
 
 @flags(
-    choice=Group(Choice, "Choice", first=("model", "drafter", *TARGET), others=False),
-    what=Group(What, "Prompts"),
-    shown=Group(Output, "Output"),
+    choice=FlagGroup(Choice, "Choice", first=("model", "drafter", *TARGET), others=False),
+    what=FlagGroup(TunePrompts, "Prompts"),
+    shown=FlagGroup(TuneOutput, "Output"),
 )
-def command(*, choice: Choice, what: What, shown: Output) -> None:
+def command(*, choice: Choice, what: TunePrompts, shown: TuneOutput) -> None:
     """Find the fastest drafter and draft size for this machine.
 
     Times forwards, runs each method once at its largest size, predicts all smaller sizes, and runs the best of them.
@@ -107,7 +107,7 @@ def command(*, choice: Choice, what: What, shown: Output) -> None:
     _print(found, servers, shown.out, choice)
 
 
-def _check(what: What, shown: Output) -> None:
+def _check(what: TunePrompts, shown: TuneOutput) -> None:
     """Refuse what cannot be written or run, before minutes of measuring."""
     if shown.verify < 1 or min(what.batch_size) < 1:
         raise OptionError("--verify and --batch-size must be 1 or more.")
@@ -160,7 +160,7 @@ def _chain(found: "Tuning") -> str | None:
     return next((spec for spec in chains if spec.partition(",")[0] == method), None)
 
 
-def _write(path: str, model: str, found: "Tuning", what: What) -> None:
+def _write(path: str, model: str, found: "Tuning", what: TunePrompts) -> None:
     from foredraft.files.provenance import provenance, short, shortened
     from foredraft.heads.formats.tuned import Tuned, write_tuned
 

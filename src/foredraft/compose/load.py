@@ -22,7 +22,7 @@ from foredraft.core.errors import DrafterError, ModelError, OptionError
 from foredraft.core.sampling.params import check_known
 from foredraft.core.verify import RULES, check_legal
 from foredraft.engine.engine import Engine
-from foredraft.engine.generator import Generator, Kind
+from foredraft.engine.generator import DrafterInfo, Generator
 from foredraft.engine.parallel import ParallelEngine, Ranks, initialised
 from foredraft.engine.policy import NEUTRAL, Constant, Policy, policy_for
 from foredraft.model.base import TargetModel
@@ -179,7 +179,7 @@ class _Loader:
     def _generator(
         self,
         spec: Spec | Drafter,
-        kind: Kind,
+        kind: DrafterInfo,
         loaded: Loaded,
         models: list[TargetModel],
         policy: Policy | None,
@@ -253,14 +253,14 @@ class _Loader:
         return size // token_bytes
 
 
-def _kind(spec: Spec | Drafter, verifier: str | None) -> Kind:
+def _kind(spec: Spec | Drafter, verifier: str | None) -> DrafterInfo:
     """The method's name, and whether the rule keeps the target's law, after a check that it exists and is legal."""
     if verifier is not None:
         check_known("verifier", {verifier: None}, list(RULES))
         if isinstance(spec, Spec):
             check_legal(verifier, spec.drafting.law)
     lossless = verifier is None or RULES[verifier].lossless
-    return Kind(spec.name if isinstance(spec, Spec) else spec.__class__.__name__, lossless)
+    return DrafterInfo(spec.name if isinstance(spec, Spec) else spec.__class__.__name__, lossless)
 
 
 def _load(source: Any, options: LoadOptions) -> Loaded:

@@ -25,7 +25,7 @@ of the race with the exponentials of these bits (see ``target_bits``). -1 if a s
 finite."""
 
 
-class Stream(IntEnum):
+class RandomStream(IntEnum):
     """Independent random streams within one request."""
 
     DRAFT = 1
@@ -59,7 +59,7 @@ def target_bits(seed: int, position: int) -> int:
     """The bits that arrival times at a position are hashed from, as ``Noise.target_bits``, by the host alone."""
     row = _mix_int(seed + _GOLDEN)
     state = _mix_int((row ^ position) + _GOLDEN)
-    return _mix_int((state ^ int(Stream.TARGET)) + _GOLDEN)
+    return _mix_int((state ^ int(RandomStream.TARGET)) + _GOLDEN)
 
 
 def _mix_int(x: int) -> int:
@@ -159,19 +159,19 @@ class Noise:
 
     def target_bits(self, ahead: int) -> Int[Tensor, "B"]:
         """The bits that ``times`` is hashed from."""
-        return self.bits_at(self.positions + ahead, Stream.TARGET, torch.zeros_like(self.positions))
+        return self.bits_at(self.positions + ahead, RandomStream.TARGET, torch.zeros_like(self.positions))
 
-    def uniform(self, stream: Stream, index: Int[Tensor, "B *k"]) -> Float[Tensor, "B *k"]:
+    def uniform(self, stream: RandomStream, index: Int[Tensor, "B *k"]) -> Float[Tensor, "B *k"]:
         """Float64 numbers in [0, 1), one per index, at the rows' positions."""
         return _uniform(self.bits(stream, index))
 
     def uniform_at(
-        self, positions: Int[Tensor, "B *#k"], stream: Stream, index: Int[Tensor, "B *k"]
+        self, positions: Int[Tensor, "B *#k"], stream: RandomStream, index: Int[Tensor, "B *k"]
     ) -> Float[Tensor, "B *k"]:
         """Like ``uniform``, at given positions: keyed by a token's position, not by the step that draws it."""
         return _uniform(self.bits_at(positions, stream, index))
 
-    def bits(self, stream: Stream, index: Int[Tensor, "B *k"]) -> Int[Tensor, "B *k"]:
+    def bits(self, stream: RandomStream, index: Int[Tensor, "B *k"]) -> Int[Tensor, "B *k"]:
         """64 random bits per index, at the rows' positions; the input of ``draw``."""
         return self.bits_of(_code(stream, index))
 
@@ -180,7 +180,7 @@ class Noise:
         return _mix((_wide(self._here, codes) ^ codes) + _GOLDEN)
 
     def bits_at(
-        self, positions: Int[Tensor, "B *#k"], stream: Stream, index: Int[Tensor, "B *k"]
+        self, positions: Int[Tensor, "B *#k"], stream: RandomStream, index: Int[Tensor, "B *k"]
     ) -> Int[Tensor, "B *k"]:
         """Like ``bits``, at given positions."""
         state = _mix((_wide(self._rows, index) ^ positions) + _GOLDEN)
@@ -199,7 +199,9 @@ class Noise:
         Nested loops revisit positions in later steps, so child seeds hash (seed, start position, level). Steps and
         nesting levels then never share a number. Loops that start in the same step need different levels.
         """
-        return Noise(self.bits(Stream.NESTED, torch.full_like(self.positions, level)), self.positions, self.recent)
+        return Noise(
+            self.bits(RandomStream.NESTED, torch.full_like(self.positions, level)), self.positions, self.recent
+        )
 
     @cached
     def _rows(self) -> Int[Tensor, "B"]:
@@ -210,7 +212,7 @@ class Noise:
         return _mix((self._rows ^ self.positions) + _GOLDEN)
 
 
-def _code(stream: Stream, index: Int[Tensor, "*k"]) -> Int[Tensor, "*k"]:
+def _code(stream: RandomStream, index: Int[Tensor, "*k"]) -> Int[Tensor, "*k"]:
     return index * 8 + int(stream)
 
 
@@ -308,7 +310,7 @@ class HashedRng(VerifierRng):
     _bonus: list[Tensor] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def accept(self, probability: Float[Tensor, "B N"]) -> Bool[Tensor, "B N"]:
-        codes = torch.arange(int(Stream.ACCEPT), 8 * probability.shape[1], 8, device=probability.device)
+        codes = torch.arange(int(RandomStream.ACCEPT), 8 * probability.shape[1], 8, device=probability.device)
         bits = self.noise.bits_of(torch.cat([codes.expand_as(probability), self._code[:, None]], 1))
         self._bonus.append(bits[:, -1])
         return _uniform(bits[:, :-1]) < probability
@@ -323,8 +325,8 @@ class HashedRng(VerifierRng):
     @property
     def _code(self) -> Int[Tensor, "B"]:
         if self.plain is None:
-            return torch.full_like(self.noise.positions, int(Stream.RESIDUAL))
-        return torch.where(self.plain, int(Stream.TARGET), int(Stream.RESIDUAL))
+            return torch.full_like(self.noise.positions, int(RandomStream.RESIDUAL))
+        return torch.where(self.plain, int(RandomStream.TARGET), int(RandomStream.RESIDUAL))
 
     def target(self, law: Float[Tensor, "B V"], depth: int, going: Bool[Tensor, "B"]) -> Int[Tensor, "B"]:
         return first(law, self.noise.times(depth, law.shape[-1]))

@@ -30,7 +30,7 @@ def topk_distribution(logits: Float[Tensor, "*rows V"], count: int) -> TopKDistr
     return TopKDistribution(best.indices.int(), torch.cat([best.values, rest], -1).half())
 
 
-class Pair(NamedTuple):
+class TopKPair(NamedTuple):
     """p and log q over the same k + 1 outcomes."""
 
     p: Tensor
@@ -39,7 +39,7 @@ class Pair(NamedTuple):
 
 def coarsen(
     logits: Float[Tensor, "*rows v"], ids: Int[Tensor, "*rows k"], known: Bool[Tensor, "*rows k"], p: Tensor
-) -> Pair:
+) -> TopKPair:
     """Coarsen a draft's law to the outcomes of a stored law p.
 
     Args:
@@ -54,4 +54,4 @@ def coarsen(
     p = torch.cat([p[..., :-1] * known, p[..., -1:]], -1).float()
     p = p / p.sum(-1, keepdim=True).clamp(min=_LEAST)
     weight = torch.cat([known, torch.ones_like(known[..., :1])], -1)
-    return Pair(p, torch.where(weight, log_q, -30.0))
+    return TopKPair(p, torch.where(weight, log_q, -30.0))

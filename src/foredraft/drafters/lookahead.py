@@ -21,7 +21,7 @@ from foredraft.core.draft import Draft, Law, Verdict
 from foredraft.core.drafter import Needs, Plan, Rewindable, StepOut, View
 from foredraft.core.errors import OptionError
 from foredraft.core.options import SizedOptions
-from foredraft.core.rng import Noise, Stream
+from foredraft.core.rng import Noise, RandomStream
 from foredraft.core.transfer import to_device
 from foredraft.core.tree import merge_paths
 from foredraft.drafters.common.build_context import BuildContext
@@ -146,7 +146,7 @@ def with_rows(table: Shaped[Tensor, "R *k"], count: int, value: int = 0) -> Shap
     return torch.cat([table, table.new_full((max(count, 2 * len(table)) - len(table), *table.shape[1:]), value)])
 
 
-class _Pending(NamedTuple):
+class _PendingColumns(NamedTuple):
     """The nodes whose target tokens extend the columns, and which columns are in the tree."""
 
     rows: tuple[int, ...]
@@ -177,7 +177,7 @@ class Lookahead(Rewindable):
         self._anchors = torch.zeros(0, dtype=torch.long, device=device)
         self._rows: set[int] = set()
         self._unfilled: set[int] = set()  # rows whose window is empty
-        self._pending: _Pending | None = None
+        self._pending: _PendingColumns | None = None
         self._columns = torch.arange(width, device=device)
         self._paths, self._depths = _column_paths(options, device)
 
@@ -223,7 +223,7 @@ class Lookahead(Rewindable):
         tree, nodes = merge_paths(view.roots, paths, lengths, budget=self.needs.max_nodes)
         last = (self._depths - 1).clamp(0, depth - 1)[:, None].expand(len(rows), -1, 1)
         nodes = torch.where(self._depths > 0, nodes[:, : len(self._depths)].gather(2, last)[..., 0], 0)
-        self._pending = _Pending(view.rows, nodes, columns)
+        self._pending = _PendingColumns(view.rows, nodes, columns)
         return Draft(replace(tree, linear=self._pool is None and levels == 1), Law.FIXED)
 
     @torch.inference_mode()
@@ -286,7 +286,7 @@ class Lookahead(Rewindable):
         lengths, (_, width, levels) = view.lengths[which], self._window.shape
         places = lengths[:, None] - 1 + torch.arange(width + levels - 1, device=which.device)
         noise = Noise(torch.zeros_like(lengths), lengths)
-        picked = noise.uniform_at(places, Stream.DRAFT, torch.zeros_like(places)) * lengths[:, None]
+        picked = noise.uniform_at(places, RandomStream.DRAFT, torch.zeros_like(places)) * lengths[:, None]
         self._window[rows] = view.history[which].gather(1, picked.long()).unfold(1, levels, 1)
         self._own[rows], self._anchors[rows] = 0, lengths - 1
         self._unfilled.difference_update(view.rows[b] for b in fresh)

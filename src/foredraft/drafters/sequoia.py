@@ -16,7 +16,7 @@ from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Needs, Plan, View
 from foredraft.core.errors import OptionError
 from foredraft.core.options import SizedOptions
-from foredraft.core.rng import Noise, Stream, derive_seeds, draw, first
+from foredraft.core.rng import Noise, RandomStream, derive_seeds, draw, first
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.sampling.warp import Paths, Warp
 from foredraft.core.tree import TokenTree
@@ -256,7 +256,7 @@ class _Samples:
 
     def append(self, view: View, law: Float[Tensor, "B V"]) -> None:
         """Draw and append the next token of each sample."""
-        token = draw(law, view.noise.bits(Stream.TARGET, torch.zeros_like(view.lengths)))
+        token = draw(law, view.noise.bits(RandomStream.TARGET, torch.zeros_like(view.lengths)))
         self._history.scatter_(1, view.lengths[:, None], token[:, None])
         self._host_lengths = [length + 1 for length in self._host_lengths]
 

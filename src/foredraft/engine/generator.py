@@ -20,7 +20,7 @@ from foredraft.engine.driver import Driver
 from foredraft.engine.engine import Engine
 from foredraft.engine.inputs import Params, Prompt, Prompts, Several, as_params, continuation, encode, listed
 from foredraft.engine.request import Piece, Request, Sequence, TokenLogprobs
-from foredraft.engine.results import Completed, GenerateCall, Kind, Result, named, table_html
+from foredraft.engine.results import Completed, DrafterInfo, GenerateCall, Result, named, table_html
 from foredraft.engine.stream import AsyncStream, Stream, StreamSource
 from foredraft.model.base import TargetModel
 from foredraft.model.text.tokenizer import Message, Tokenizer
@@ -38,7 +38,12 @@ class Generator(StreamSource):
     """
 
     def __init__(
-        self, engine: Engine, tokenizer: Tokenizer | None, eos: Seq[int], kind: Kind, models: Seq[TargetModel] = ()
+        self,
+        engine: Engine,
+        tokenizer: Tokenizer | None,
+        eos: Seq[int],
+        kind: DrafterInfo,
+        models: Seq[TargetModel] = (),
     ) -> None:
         self.engine = engine
         self.driver = Driver(engine)

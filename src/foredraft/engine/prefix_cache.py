@@ -22,7 +22,7 @@ Features = Mapping[int, Tensor]
 """What a drafter reads of a prompt, as ``Drafter.admit`` takes it."""
 
 
-class Prefix(NamedTuple):
+class CachedPrefix(NamedTuple):
     """The first ``length`` tokens of a row, and what the drafter reads of them."""
 
     row: int
@@ -107,7 +107,7 @@ class PrefixCache:
         """Forget the contents of all rows."""
         self._rows.clear()
 
-    def find(self, tenant: str, tokens: Tokens) -> Prefix | None:
+    def find(self, tenant: str, tokens: Tokens) -> CachedPrefix | None:
         """The row that holds most of the beginning of these tokens; None if it is not worth a copy."""
         best, longest = None, 0
         for row, contents in self._rows.items():
@@ -118,9 +118,9 @@ class PrefixCache:
         if best is None:
             return None
         features = {key: states[:, :longest] for key, states in self._rows[best].features.items()}
-        return Prefix(best, longest, features)
+        return CachedPrefix(best, longest, features)
 
-    def use(self, prefix: Prefix) -> None:
+    def use(self, prefix: CachedPrefix) -> None:
         """The prefix is taken over: its row is now the most recently used."""
         self._rows[prefix.row] = self._rows.pop(prefix.row)
 

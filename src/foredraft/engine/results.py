@@ -16,7 +16,7 @@ _SHOWN = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class DrafterInfo:
     """The drafter's name, and whether the verification rule keeps the target's law; part of every result."""
 
     method: str
@@ -43,7 +43,7 @@ class Result:
     steps: list[RecordedStep] = field(default_factory=list)
 
     @classmethod
-    def of(cls, sequence: Sequence, kind: Kind, taken: Seq[Piece] = ()) -> "Result":
+    def of(cls, sequence: Sequence, kind: DrafterInfo, taken: Seq[Piece] = ()) -> "Result":
         """The result of an ended request from which a stream has already ``taken`` pieces.
 
         Raises:
@@ -114,7 +114,7 @@ class GenerateCall:
     prompts: int
     single: bool
 
-    def results(self, kind: Kind) -> list[Result]:
+    def results(self, kind: DrafterInfo) -> list[Result]:
         """The results; all sequences must have ended.
 
         Raises:
@@ -125,7 +125,7 @@ class GenerateCall:
                 raise named(sequence.error, number * self.prompts // len(self.sequences))
         return [Result.of(sequence, kind) for sequence in self.sequences]
 
-    def answer(self, kind: Kind) -> Result | list[Result]:
+    def answer(self, kind: DrafterInfo) -> Result | list[Result]:
         """One result if ``single``, else a list."""
         results = self.results(kind)
         return results[0] if self.single else results

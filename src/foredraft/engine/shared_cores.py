@@ -26,7 +26,7 @@ _STAT = Path("/proc/stat")
 _log = logging.getLogger(__name__)
 
 
-class Usage(NamedTuple):
+class CpuUsage(NamedTuple):
     """What ``cores`` did until ``clock``: CPU seconds in which any program ran, and those of this process."""
 
     clock: float
@@ -44,7 +44,7 @@ class SharedCores:
 
     def __init__(self, *, watch: bool) -> None:
         self._next_look = 0.0 if watch else math.inf
-        self._last: Usage | None = None
+        self._last: CpuUsage | None = None
         self._taken = 0  # cores that others use
         self._used_at = 0.0  # when as many as that were last in use
         self._warned = False
@@ -85,7 +85,7 @@ class SharedCores:
             _log.info(f"Steps run in {count} {'thread' if count == 1 else 'threads'}.")
 
 
-def read_usage() -> Usage | None:
+def read_usage() -> CpuUsage | None:
     """On Linux; None elsewhere, and where the environment sets the number of threads or how they wait."""
     if "OMP_NUM_THREADS" in os.environ or "OMP_WAIT_POLICY" in os.environ or not _STAT.exists():
         return None
@@ -95,4 +95,4 @@ def read_usage() -> Usage | None:
         [int(count) for count in line[1:9]] for line in lines if line[0] in cores
     ]  # without guests: counted twice
     busy = sum(sum(each) - sum(each[3:5]) for each in counts)  # without those two, in which nothing ran
-    return Usage(time.monotonic(), busy / os.sysconf("SC_CLK_TCK"), time.process_time(), len(counts))
+    return CpuUsage(time.monotonic(), busy / os.sysconf("SC_CLK_TCK"), time.process_time(), len(counts))

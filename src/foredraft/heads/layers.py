@@ -9,7 +9,7 @@ from foredraft.model.kv.cache import SlotCache
 from foredraft.model.kv.masks import StepIn
 
 
-class Layers(ABC):
+class HeadLayers(ABC):
     """The layers of a head over a slot cache.
 
     ``reads_masks``: forwards attend by masks, and not by ``StepIn.visible``.

@@ -10,14 +10,14 @@ from torch import Tensor, nn
 
 from foredraft.core.draft import Draft
 from foredraft.core.drafter import View
-from foredraft.heads.layers import Layers
+from foredraft.heads.layers import HeadLayers
 from foredraft.heads.nets.blocks import Block, BlockConfig, Rotary
 from foredraft.heads.nets.eagle import Eagle, Eagle3, EagleNet, MidLayer
-from foredraft.heads.nets.hydra import Prefix
+from foredraft.heads.nets.hydra import PrefixLayer
 from foredraft.model.kv.cache import SlotCache
 from foredraft.model.kv.masks import StepIn
 from foredraft.model.native import library as c
-from foredraft.model.native.drafting import TreeDrafter, TreeSize, Unread
+from foredraft.model.native.drafting import TreeDrafter, TreeSize, UnreadStates
 from foredraft.model.native.families import ACTIVATIONS, Frequencies
 from foredraft.model.native.linear import NativeEmbedding, NativeLinear
 from foredraft.model.native.model import NativeParts
@@ -42,7 +42,7 @@ class _Layers:
 
 
 @final
-class HeadLayers(Layers):
+class NativeHeadLayers(HeadLayers):
     """The layers of a head over a slot cache, as ``FeatureCache`` takes them; the weights are those of the net.
 
     Returns states before the final norm, of Hydra++'s prefix after it.
@@ -54,8 +54,8 @@ class HeadLayers(Layers):
 
     reads_masks = False
 
-    def __init__(self, net: EagleNet | Prefix, parts: NativeParts, *, kv_cache_dtype: str = "float16") -> None:
-        layers = _prefix(net) if isinstance(net, Prefix) else _eagle(net, parts)
+    def __init__(self, net: EagleNet | PrefixLayer, parts: NativeParts, *, kv_cache_dtype: str = "float16") -> None:
+        layers = _prefix(net) if isinstance(net, PrefixLayer) else _eagle(net, parts)
         config = layers.config
         frequencies = Frequencies(layers.rotary.frequencies.detach().cpu(), layers.rotary.scale)
         sizes = (len(layers.blocks), config.num_key_value_heads, config.head_dim, ("rows",), (frequencies,), _UNLIMITED)
@@ -63,7 +63,7 @@ class HeadLayers(Layers):
         self.model = _model(layers, self.runner.kv)
         self._held = net, parts, layers
         count = len(layers.blocks)
-        self._tap = count + 1 if isinstance(net, Prefix) else count
+        self._tap = count + 1 if isinstance(net, PrefixLayer) else count
         self._trees: TreeDrafter | None = None
         if isinstance(net, EagleNet):
             carried = count + 1 if isinstance(net, Eagle3) and net.config.norm_carried else count
@@ -100,13 +100,13 @@ class HeadLayers(Layers):
             features: of all rows.
         """
         assert self._trees is not None
-        return self._trees.draft(view, cache, Unread(width, 1, features), size)
+        return self._trees.draft(view, cache, UnreadStates(width, 1, features), size)
 
 
-def head_layers(net: EagleNet | Prefix, parts: object) -> HeadLayers | None:
+def head_layers(net: EagleNet | PrefixLayer, parts: object) -> NativeHeadLayers | None:
     """The layers on the kernels, if the net is there."""
     quantised = any(isinstance(module, NativeLinear) for module in net.modules())
-    return HeadLayers(net, parts) if quantised and isinstance(parts, NativeParts) else None
+    return NativeHeadLayers(net, parts) if quantised and isinstance(parts, NativeParts) else None
 
 
 def _eagle(net: EagleNet, parts: NativeParts) -> _Layers:
@@ -135,7 +135,7 @@ def _eagle(net: EagleNet, parts: NativeParts) -> _Layers:
     return _Layers(net.config.block, blocks, net.rotary, norm, given)
 
 
-def _prefix(net: Prefix) -> _Layers:
+def _prefix(net: PrefixLayer) -> _Layers:
     return _Layers(net.config, (net.layer,), net.rotary, net.norm, {"entry": STATES})
 
 

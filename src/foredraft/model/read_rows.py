@@ -9,7 +9,7 @@ from foredraft.core.drafter import KVSize, View
 from foredraft.model.base import TargetModel
 from foredraft.model.kv.cache import SlotCache, bucket
 from foredraft.model.prefill import CATCH_UP, CHUNK, prefill
-from foredraft.model.recording.replay import Replay, Sizes
+from foredraft.model.recording.replay import PaddedSizes, Replay
 from foredraft.model.recording.replay_rows import replay_for
 
 
@@ -69,7 +69,7 @@ class ReadRows:
         if row in self.count:
             self._left[row] = self.count.pop(row)
 
-    def replay(self, replay: Replay, version: object, count: int) -> tuple[Replay, Sizes]:
+    def replay(self, replay: Replay, version: object, count: int) -> tuple[Replay, PaddedSizes]:
         """How segments that read the first ``count`` rows of the cache run now; see ``replay_for``."""
         idle = set(range(self._cache.rows)).difference(self.count)
         replay, sizes = replay_for(replay, self._cache, version, count, idle)

@@ -10,7 +10,7 @@ from ray.data import ActorPoolStrategy, DataContext
 
 from foredraft.core.errors import OptionError
 from foredraft.engine.generator import Generator
-from foredraft.scale.answers import Answered, Answers, BatchOptions, Numbered
+from foredraft.scale.answers import Answered, BatchAnswers, BatchOptions, Numbered
 
 _PART = 64
 """Requests that an actor takes at a time: a few times its rows, and little to repeat if it dies."""
@@ -20,7 +20,7 @@ class _Actor:
     """A generator in a process of its own."""
 
     def __init__(self, load: Callable[[], Generator], options: BatchOptions) -> None:
-        self._answers = Answers(load(), options)
+        self._answers = BatchAnswers(load(), options)
 
     def __call__(self, part: pyarrow.Table) -> Iterator[dict[str, Any]]:
         requests = zip(part["number"].to_pylist(), part["line"].to_pylist(), strict=True)

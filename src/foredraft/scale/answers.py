@@ -61,7 +61,7 @@ class _Entry:
         return all(sequence.finished for sequence in self.sequences)
 
 
-class Answers:
+class BatchAnswers:
     """Answers requests by a generator that nothing else uses until they are answered.
 
     Ids come from numbers. So the same requests get the same lines, in whatever company, if a seed gives the same output

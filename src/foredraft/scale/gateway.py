@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from foredraft.scale.affinity import prompt_blocks
 from foredraft.serve.errors import ApiError
-from foredraft.serve.inprocess import Call
+from foredraft.serve.inprocess import AsgiRequest
 from foredraft.serve.metrics import merged
 from foredraft.serve.middleware import BodyLimit, Message, Receive, Send
 from foredraft.serve.options import ServeOptions
@@ -27,7 +27,7 @@ class ReplicaLost(Exception):
 class Replicas(Protocol):
     """Where a gateway sends requests."""
 
-    def answer(self, call: Call, blocks: tuple[bytes, ...]) -> AsyncGenerator[Message, None]:
+    def answer(self, call: AsgiRequest, blocks: tuple[bytes, ...]) -> AsyncGenerator[Message, None]:
         """The ASGI messages of one replica's answer; see ``Affinity`` for the blocks.
 
         Raises:
@@ -35,7 +35,7 @@ class Replicas(Protocol):
         """
         ...
 
-    async def everyone(self, call: Call) -> Mapping[str, Seq[Message]]:
+    async def everyone(self, call: AsgiRequest) -> Mapping[str, Seq[Message]]:
         """The answers of all replicas, by their names; those that do not answer are left out."""
         ...
 
@@ -60,7 +60,7 @@ class Gateway:
             await self._app(scope, receive, send)
 
     async def _respond(self, scope: Any, receive: Receive, send: Send) -> None:
-        call = Call.of(scope, await _body(receive))
+        call = AsgiRequest.of(scope, await _body(receive))
         try:
             if scope["path"] in ("/metrics", "/live"):
                 answer = _merge_responses(await self._replicas.everyone(call), scope["path"])
@@ -71,7 +71,7 @@ class Gateway:
         else:
             await answer.finish(send)
 
-    async def _of_one(self, call: Call, send: Send) -> "_Answer":
+    async def _of_one(self, call: AsgiRequest, send: Send) -> "_ReplicaResponse":
         """The answer of one replica; if it is a stream, it has been sent already.
 
         Raises:
@@ -80,7 +80,7 @@ class Gateway:
         blocks = prompt_blocks(call.body, _authorization(call))
         for pause in _PAUSES:
             await asyncio.sleep(pause)
-            answer = _Answer()
+            answer = _ReplicaResponse()
             try:
                 async with aclosing(self._replicas.answer(call, blocks)) as messages:
                     while not answer.complete:
@@ -107,7 +107,7 @@ class Gateway:
             raise ApiError(503, "No replica answers.", retry_after=1.0) from None
 
 
-class _Answer:
+class _ReplicaResponse:
     """An answer as it comes. A stream is passed on at once, all else is held until it is complete."""
 
     def __init__(self, messages: Seq[Message] = ()) -> None:
@@ -145,12 +145,12 @@ class _Answer:
             self._body.append(message.get("body", b""))
             self.complete = not message.get("more_body", False)
 
-    def with_body(self, text: str) -> "_Answer":
+    def with_body(self, text: str) -> "_ReplicaResponse":
         """The same answer with another body."""
         body = text.encode()
         headers = [(name, value) for name, value in self._start["headers"] if name != b"content-length"]
         headers.append((b"content-length", str(len(body)).encode()))
-        return _Answer([{**self._start, "headers": headers}, {"type": "http.response.body", "body": body}])
+        return _ReplicaResponse([{**self._start, "headers": headers}, {"type": "http.response.body", "body": body}])
 
     async def finish(self, send: Send) -> None:
         """Send all of it, unless it was a stream."""
@@ -174,17 +174,17 @@ async def _body(receive: Receive) -> bytes:
     return b"".join(parts)
 
 
-def _authorization(call: Call) -> str:
+def _authorization(call: AsgiRequest) -> str:
     return dict(call.scope["headers"]).get(b"authorization", b"").decode("latin-1")
 
 
-def _merge_responses(answers: Mapping[str, Seq[Message]], path: str) -> _Answer:
+def _merge_responses(answers: Mapping[str, Seq[Message]], path: str) -> _ReplicaResponse:
     """One answer from those of all replicas: metrics with a label ``replica``, the numbers of ``/live`` added up.
 
     Raises:
         ApiError: no replica answers.
     """
-    found = {name: _Answer(messages) for name, messages in sorted(answers.items())}
+    found = {name: _ReplicaResponse(messages) for name, messages in sorted(answers.items())}
     if not found:
         raise ApiError(503, "No replica answers.", retry_after=1.0)
     good = {name: answer for name, answer in found.items() if answer.status == 200}

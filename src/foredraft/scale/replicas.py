@@ -19,7 +19,7 @@ from foredraft.scale.affinity import Affinity
 from foredraft.scale.cluster import has_gpus
 from foredraft.scale.gateway import Gateway, Message, ReplicaLost
 from foredraft.scale.options import ScaleOptions
-from foredraft.serve.inprocess import Call, InProcess
+from foredraft.serve.inprocess import AsgiRequest, InProcess
 from foredraft.serve.logs import log_to_stderr
 from foredraft.serve.options import ServeOptions
 
@@ -39,12 +39,12 @@ class Replica:
         self._server = InProcess(load(), names, options)
         await self._server.start()
 
-    async def answer(self, call: Call, blocks: tuple[bytes, ...]) -> AsyncGenerator[Message, None]:
+    async def answer(self, call: AsgiRequest, blocks: tuple[bytes, ...]) -> AsyncGenerator[Message, None]:
         """The ASGI messages of an answer; the blocks are for the router."""
         async for message in self._running.answer(call):
             yield message
 
-    async def whole(self, call: Call) -> tuple[str, list[Message]]:
+    async def whole(self, call: AsgiRequest) -> tuple[str, list[Message]]:
         """This replica's name, and all messages of an answer."""
         return serve.get_replica_context().replica_id.unique_id, [each async for each in self._running.answer(call)]
 
@@ -100,7 +100,7 @@ class HandleReplicas:
         self._handle = handle
         self._stream = handle.options(method_name="answer", stream=True)
 
-    async def answer(self, call: Call, blocks: tuple[bytes, ...]) -> AsyncGenerator[Message, None]:
+    async def answer(self, call: AsgiRequest, blocks: tuple[bytes, ...]) -> AsyncGenerator[Message, None]:
         response = cast(DeploymentResponseGenerator, self._stream.remote(call, blocks))
         try:
             async for message in response:
@@ -110,7 +110,7 @@ class HandleReplicas:
         finally:
             response.cancel()
 
-    async def everyone(self, call: Call) -> Mapping[str, Seq[Message]]:
+    async def everyone(self, call: AsgiRequest) -> Mapping[str, Seq[Message]]:
         try:
             found = await self._handle.broadcast("whole", call).results_async(timeout_s=10, return_exceptions=True)
         except (*_LOST, TimeoutError):

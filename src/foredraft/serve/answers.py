@@ -37,7 +37,7 @@ class Speculation(Answer):
     lossless: bool
 
 
-class Metrics(Answer):
+class RequestMetrics(Answer):
     """Measurements of one request."""
 
     speculative_decoding: Speculation
@@ -135,7 +135,7 @@ class DraftedPiece(Answer):
     tokens: int
 
 
-class Step(Answer):
+class StepDetails(Answer):
     """One step of a choice: its draft tree, the accepted path and what was emitted; see ``RecordedStep``."""
 
     tokens: list[int]
@@ -161,7 +161,7 @@ class AnyChoice(Answer):
     stop_reason: str | int | None = None
     token_ids: list[int] | None = None
     pieces: list[DraftedPiece] | None = None
-    steps: list[Step] | None = None
+    steps: list[StepDetails] | None = None
 
 
 class ChatChoice(AnyChoice):
@@ -193,7 +193,7 @@ class AnyAnswer(Answer):
     created: int
     model: str
     usage: Usage | None = None
-    metrics: Metrics | None = None
+    metrics: RequestMetrics | None = None
     lossless: bool | None = None
 
 

@@ -46,7 +46,7 @@ from foredraft.serve.schema import (
     CompletionRequest,
     DetokenizeRequest,
     Generation,
-    Sampling,
+    SamplingFields,
     TokenizeRequest,
 )
 from foredraft.serve.service import Outputs, Service, converter_for
@@ -176,7 +176,7 @@ class Api:
             wants_usage=body.wants_usage,
         )
 
-    async def _job(self, request: Request, body: Sampling, method: Callable[[Converter, Any], Job]) -> Job:
+    async def _job(self, request: Request, body: SamplingFields, method: Callable[[Converter, Any], Job]) -> Job:
         """The job of a body, with its grammar compiled."""
         job = await self._converted(request, body, method)
         if job.params.grammar is None:
@@ -205,7 +205,7 @@ class Api:
         """End the requests that have not begun to run; called when the server begins to drain."""
         self._stop.set()
 
-    async def _answer(self, request: Request, body: Sampling, renderer: Renderer) -> Response:
+    async def _answer(self, request: Request, body: SamplingFields, renderer: Renderer) -> Response:
         """Run the job of a renderer. It is queued here also for a stream, so that a refusal has its own status."""
         left = request.state.deadline - time.monotonic()
         outputs = self.service.start(renderer.job, tenant=request.state.tenant, timeout=left)

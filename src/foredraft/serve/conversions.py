@@ -79,7 +79,7 @@ class _Flight:
     waiting: int = 0
 
 
-class _Level:
+class _GrammarQueue:
     """Grammars that take up to ``seconds`` of CPU time, one at a time."""
 
     def __init__(self, seconds: float) -> None:
@@ -107,7 +107,7 @@ class Conversions:
         self._calls = LimitedCalls(functools.partial(Apart, converter))
         self._long, self._answers = Turns(), Turns()
         most = options.grammar_seconds
-        self._levels = [_Level(each) for each in (*(first for first in _FIRST_SECONDS if first < most), most)]
+        self._levels = [_GrammarQueue(each) for each in (*(first for first in _FIRST_SECONDS if first < most), most)]
         self._trying = 0  # grammars, in processes
         self._pacing: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="foredraft-convert")

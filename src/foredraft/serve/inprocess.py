@@ -16,14 +16,14 @@ _CARRIED = ("http_version", "method", "scheme", "path", "raw_path", "query_strin
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class AsgiRequest:
     """A whole request: the values of its ASGI scope, and its body."""
 
     scope: dict[str, Any]
     body: bytes
 
     @classmethod
-    def of(cls, scope: Any, body: bytes) -> "Call":
+    def of(cls, scope: Any, body: bytes) -> "AsgiRequest":
         """Keep of a scope what can be sent to another process."""
         return cls({name: scope[name] for name in _CARRIED if name in scope}, body)
 
@@ -47,7 +47,7 @@ class InProcess:
     def healthy(self) -> bool:
         return self._app.state.service.healthy
 
-    async def answer(self, call: Call) -> AsyncIterator[Message]:
+    async def answer(self, call: AsgiRequest) -> AsyncIterator[Message]:
         """Yield the ASGI messages of the answer; closing the iterator is the client's going away."""
         messages: asyncio.Queue[Message | None] = asyncio.Queue()
         body: list[Message] = [{"type": "http.request", "body": call.body, "more_body": False}]

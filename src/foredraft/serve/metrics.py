@@ -14,7 +14,7 @@ from foredraft.engine.request import Sequence
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 
-class Metrics:
+class ServerMetrics:
     """What ``/metrics`` shows of one server."""
 
     def __init__(self, generator: Generator) -> None:

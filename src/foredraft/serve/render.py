@@ -28,10 +28,10 @@ from foredraft.serve.answers import (
     Delta,
     DraftedPiece,
     Message,
-    Metrics,
     PromptDetails,
+    RequestMetrics,
     Speculation,
-    Step,
+    StepDetails,
     TokenLogprob,
     TopLogprob,
     Usage,
@@ -123,7 +123,7 @@ class Renderer(ABC):
             prompt_tokens_details=PromptDetails(cached_tokens=min(total.cached_tokens, prompt)),
             completion_tokens_details=details,
         )
-        metrics = Metrics(speculative_decoding=_speculation(total))
+        metrics = RequestMetrics(speculative_decoding=_speculation(total))
         return {"usage": usage, "metrics": metrics, "lossless": total.lossless}
 
     def _choice_fields(self, new: Result | Update, result: Result | None, called: bool = False) -> dict[str, Any]:
@@ -136,7 +136,7 @@ class Renderer(ABC):
             fields["token_ids"] = new.tokens
         if self.job.params.record_steps:
             fields["pieces"] = [DraftedPiece(**piece.as_dict()) for piece in new.pieces]
-            fields["steps"] = [Step(**step.as_dict(self._text)) for step in new.steps]
+            fields["steps"] = [StepDetails(**step.as_dict(self._text)) for step in new.steps]
         return fields
 
     def _stop_reason(self, result: Result) -> str | int | None:

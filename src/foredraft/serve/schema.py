@@ -103,7 +103,7 @@ class Ignored(Body):
     prompt_cache_retention: str | None = None
 
 
-class Sampling(Ignored):
+class SamplingFields(Ignored):
     """What all requests have that generate.
 
     ``stop_token_ids`` end an output besides the model's own end-of-sequence ids, which ``ignore_eos`` turns off.
@@ -135,7 +135,7 @@ class Sampling(Ignored):
     priority: Int64 = 0
 
 
-class Generation(Sampling):
+class Generation(SamplingFields):
     """What chats and completions have in common."""
 
     max_tokens: int | None = Field(None, ge=1, lt=2**63)

@@ -17,7 +17,7 @@ from foredraft.model.threads import release_threads
 from foredraft.serve.convert import Converter
 from foredraft.serve.errors import RETRY_SECONDS, ApiError, late, stopped, stopping
 from foredraft.serve.job import Job
-from foredraft.serve.metrics import Metrics
+from foredraft.serve.metrics import ServerMetrics
 from foredraft.serve.options import ServeOptions
 from foredraft.serve.updates import Update
 
@@ -59,7 +59,7 @@ class Service:
                 "all clients may know of each other's text."
             )
         self.generator = generator
-        self.metrics = Metrics(generator)
+        self.metrics = ServerMetrics(generator)
         self._options = options
         self._capacity = generator.engine.max_rows + options.max_queue
         self._open: dict[Sequence, float] = {}  # when each was submitted

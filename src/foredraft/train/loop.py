@@ -24,7 +24,7 @@ from foredraft.train.data.batches import TrainBatches
 from foredraft.train.devices import autocast
 from foredraft.train.interruptions import Interruptions
 from foredraft.train.options import LoopOptions
-from foredraft.train.pace import Pace
+from foredraft.train.pace import SpeedMeter
 from foredraft.train.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class _Progress:
         self.steps = steps
         self._tokens = tokens
         self._before, self._clock = state.seconds, time.perf_counter()
-        self._pace = Pace()
+        self._pace = SpeedMeter()
 
     @property
     def seconds(self) -> float:

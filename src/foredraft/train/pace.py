@@ -7,7 +7,7 @@ _WINDOW = 300.0  # seconds that the speed is a mean over
 _SECONDS, _UPDATES = 10.0, 3  # least time and number of updates to estimate from
 
 
-class Pace:
+class SpeedMeter:
     """Speed over the last five minutes; unknown until there are ten seconds and three updates to tell it from.
 
     What is done at the first update is the start: the time before it, in which models warm up, does not count.

@@ -13,7 +13,7 @@ from foredraft.files.write import atomic_save
 from foredraft.train.interruptions import Interruptions
 
 
-class Partial:
+class ResumableState:
     """The ``state`` of a computation: what an earlier call has saved with the same terms, else ``start``.
 
     As a context, saves the state when the computation is interrupted.
@@ -34,7 +34,7 @@ class Partial:
                 found = torch.load(path, map_location="cpu", weights_only=True)
                 self.state = found["state"] if found["terms"] == terms else start
 
-    def __enter__(self) -> "Partial":
+    def __enter__(self) -> "ResumableState":
         self._interruptions.__enter__()
         return self
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from foredraft.core.errors import ModelError
-from foredraft.model.gguf.blocks import KINDS, Kind, dequantize, is_kept, unpack
+from foredraft.model.gguf.blocks import KINDS, BlockType, dequantize, is_kept, unpack
 from foredraft.model.native.weights import GROUP
 
 NUMBERS = {kind.name: number for number, kind in KINDS.items()}
@@ -15,7 +15,7 @@ OWN = [*KEPT, "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"]
 PACKAGE = ["IQ4_NL", "IQ2_XXS", "MXFP4", "TQ1_0"]
 
 
-def raw(kind: Kind, rows: int = 7, blocks: int = 3) -> torch.Tensor:
+def raw(kind: BlockType, rows: int = 7, blocks: int = 3) -> torch.Tensor:
     """Rows of blocks with every pattern of bits, but with scales that are finite."""
     data = torch.randint(0, 256, (rows, blocks, kind.bytes), dtype=torch.uint8)
     scales = {
@@ -32,7 +32,7 @@ def raw(kind: Kind, rows: int = 7, blocks: int = 3) -> torch.Tensor:
     return data.view(rows, -1)
 
 
-def reference(kind: Kind, data: torch.Tensor) -> torch.Tensor:
+def reference(kind: BlockType, data: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(gguf.quants.dequantize(data.numpy(), gguf.GGMLQuantizationType(NUMBERS[kind.name])))
 
 

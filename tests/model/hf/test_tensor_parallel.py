@@ -19,7 +19,7 @@ import tiny
 from foredraft.core.drafter import Plan
 from foredraft.core.errors import DrafterError, OptionError
 from foredraft.drafters.prompt_lookup import Options, PromptLookup
-from foredraft.engine.generator import Generator, Kind
+from foredraft.engine.generator import DrafterInfo, Generator
 from foredraft.engine.parallel import ParallelEngine, _Digests
 from foredraft.engine.policy import Constant
 from foredraft.heads.formats import save_head
@@ -227,7 +227,7 @@ def test_every_step_takes_the_plan_of_rank_0():
 
     ranks: Any = SimpleNamespace(leads=True, share=share)
     engine = ParallelEngine(target, PromptLookup(Options()), Constant(3), ranks=ranks, place=0)
-    generator = Generator(engine, None, (), Kind("prompt_lookup", True))
+    generator = Generator(engine, None, (), DrafterInfo("prompt_lookup", True))
     found = generator.generate([1, 2, 3, 1, 2, 3], max_new_tokens=8)
     plans = [each for each in sent if isinstance(each, Plan)]
     assert len(plans) == 8 and plans[0].lengths == (3,) and found.stats.drafted == 0

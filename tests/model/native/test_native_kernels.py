@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from foredraft.model.native.build import COMMON, SOURCES, TARGETS, Target, compiler, targets
+from foredraft.model.native.build import COMMON, SOURCES, TARGETS, InstructionSet, compiler, targets
 from native import needs_compiler
 
 pytestmark = needs_compiler
@@ -18,7 +18,7 @@ ABSENT = 77
 """Exit status of the tests on a processor that lacks the instructions."""
 
 
-def tools(target: Target) -> tuple[str, list[str], list[str]]:
+def tools(target: InstructionSet) -> tuple[str, list[str], list[str]]:
     """Compiler, flags and emulator; Arm's on another machine are a cross compiler's."""
     if target in targets():
         return compiler() or "", list(SANITIZERS if os.environ.get("SANITIZE") else ("-O2",)), []

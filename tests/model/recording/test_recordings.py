@@ -14,7 +14,7 @@ import runs
 import tiny
 from foredraft.core.errors import DrafterError, OptionError
 from foredraft.model.recording import replay as module
-from foredraft.model.recording.replay import EAGER, Captured, Compiled, Sizes, replay_on
+from foredraft.model.recording.replay import EAGER, Captured, Compiled, PaddedSizes, replay_on
 from traced import Tape, Traced
 
 CPU = torch.device("cpu")
@@ -42,13 +42,13 @@ def nested(rows: int, factor: int = 2) -> Nested:
 def test_numbers_and_shapes_are_the_key_and_tensors_are_inputs():
     replay = Traced()
     for rows, factor in ((3, 2), (2, 2), (4, 2), (3, 5), (1, 2), (3, 2)):
-        found = replay("a", Sizes(rows, 4), scaled, nested(rows, factor))
+        found = replay("a", PaddedSizes(rows, 4), scaled, nested(rows, factor))
         expected = scaled(nested(rows, factor))
         assert torch.equal(found.values[7], expected.values[7]) and torch.equal(found.twice[0], expected.twice[0])
         assert (found.factor, found.flags) == (factor, (True, None, "a"))
     assert replay.keys == ["a", "a"]  # one for each factor
     one, other = torch.ones(3, 1), torch.ones(3, 1)
-    replay("a", Sizes(3, 4), scaled, Nested({3: one}, (one, other), 2, (True, None, "a")))
+    replay("a", PaddedSizes(3, 4), scaled, Nested({3: one}, (one, other), 2, (True, None, "a")))
     assert len(replay.keys) == 3  # tensors that were one and are two
 
 
@@ -61,7 +61,7 @@ def test_further_rows_hold_zeros():
         return values + 1
 
     for rows in (4, 2, 3):
-        replay("a", Sizes(rows, 4), keep, torch.full((rows, 2), 5.0))
+        replay("a", PaddedSizes(rows, 4), keep, torch.full((rows, 2), 5.0))
         assert seen[0][:rows].eq(5).all() and seen[0][rows:].eq(0).all()
     assert len(seen) == 1
 
@@ -69,21 +69,21 @@ def test_further_rows_hold_zeros():
 def test_a_result_is_read_where_it_is():
     replay = Traced()
     for number in (1.0, 2.0):
-        first = replay("a", Sizes(2, 4), torch.neg, torch.full((2, 3), number))
+        first = replay("a", PaddedSizes(2, 4), torch.neg, torch.full((2, 3), number))
         place = first.data_ptr()
-        second = replay("b", Sizes(2, 4), torch.square, first)
+        second = replay("b", PaddedSizes(2, 4), torch.square, first)
         assert second.eq(number**2).all() and second.shape == (2, 3) and first.eq(-number).all()
     assert list(replay._recordings.values())[1].buffers == [None] and place in replay._results
-    assert replay("b", Sizes(2, 4), torch.square, torch.ones(2, 3)).eq(1).all() and len(replay.keys) == 3
+    assert replay("b", PaddedSizes(2, 4), torch.square, torch.ones(2, 3)).eq(1).all() and len(replay.keys) == 3
 
 
 def test_what_cannot_be_recorded_runs_as_it_is(caplog: pytest.LogCaptureFixture):
     replay = Traced()
     for number in (1.0, 2.0):
         value = torch.full((2, 1), number)
-        assert replay("host", Sizes(2, 2), lambda x, f: f(x), value, torch.neg).eq(-number).all()
-        assert replay("read", Sizes(2, 2), lambda x: x * x.sum().item(), value).eq(2 * number**2).all()
-        assert replay("given", Sizes(2, 2), torch.neg, value, why_eager="it is Sunday").eq(-number).all()
+        assert replay("host", PaddedSizes(2, 2), lambda x, f: f(x), value, torch.neg).eq(-number).all()
+        assert replay("read", PaddedSizes(2, 2), lambda x: x * x.sum().item(), value).eq(2 * number**2).all()
+        assert replay("given", PaddedSizes(2, 2), torch.neg, value, why_eager="it is Sunday").eq(-number).all()
     assert [record.getMessage() for record in caplog.records] == [
         "The host of a step runs eagerly: it depends on a builtin_function_or_method on the host.",
         "The read of a step runs eagerly: recording failed with RuntimeError: _local_scalar_dense cannot be recorded.",
@@ -94,7 +94,7 @@ def test_what_cannot_be_recorded_runs_as_it_is(caplog: pytest.LogCaptureFixture)
         raise DrafterError("no")
 
     with pytest.raises(DrafterError):
-        replay("fails", Sizes(2, 2), fails, torch.ones(2, 1))
+        replay("fails", PaddedSizes(2, 2), fails, torch.ones(2, 1))
     assert "fails" not in {segment for segment, _ in replay.fallbacks}
 
 
@@ -105,7 +105,7 @@ def test_a_shape_that_cannot_be_recorded_leaves_the_others_recorded():
     replay = Traced()
     for number in (2, 1, 2, 3, 1, 3):
         expected = 3 if number == 2 else 1 + number
-        assert replay("a", Sizes(2, 2), reads, torch.ones(2, 1), number).eq(expected).all()
+        assert replay("a", PaddedSizes(2, 2), reads, torch.ones(2, 1), number).eq(expected).all()
     assert replay.recordings == {"a": 2} and replay.replays == 4 and len(replay.fallbacks) == 1
 
 
@@ -118,7 +118,7 @@ def test_what_never_records_is_tried_for_a_few_shapes():
 
     replay = Traced()
     for number in range(10):
-        assert replay("a", Sizes(1, 1), reads, torch.full((1, 1), 2.0), number).eq(4).all()
+        assert replay("a", PaddedSizes(1, 1), reads, torch.full((1, 1), 2.0), number).eq(4).all()
     assert len(tried) == 10 + module.MAX_FAILURES
 
 
@@ -138,7 +138,7 @@ def test_a_recording_for_which_memory_was_short_is_tried_again_with_another_cach
     for stamp, now_short in ((0, True), (0, False), (1, False), (1, False)):
         replay.renew(stamp)
         short[0] = now_short
-        assert replay("a", Sizes(2, 2), torch.neg, torch.ones(2, 1)).eq(-1).all()
+        assert replay("a", PaddedSizes(2, 2), torch.neg, torch.ones(2, 1)).eq(-1).all()
     assert replay.replays == 2 and replay.recordings == {"a": 1}
 
 
@@ -146,7 +146,7 @@ def test_the_number_of_recordings_is_bounded(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "MAX_RECORDINGS", 3)
     replay = Traced()
     for number in range(6):
-        found = replay("a", Sizes(1, 1), lambda x, n: x + n, torch.ones(1, 1), number)
+        found = replay("a", PaddedSizes(1, 1), lambda x, n: x + n, torch.ones(1, 1), number)
         assert float(found) == number + 1
     assert replay.recordings == {"a": 3} and len(replay.fallbacks) == 1
 
@@ -155,7 +155,7 @@ def test_recordings_end_with_what_they_read():
     replay, weight = Traced(), torch.ones(2, 1)
     for stamp in (0, 0, 1, 1):
         replay.renew(stamp)
-        replay("a", Sizes(2, 2), lambda x: x * weight, torch.ones(2, 1))
+        replay("a", PaddedSizes(2, 2), lambda x: x * weight, torch.ones(2, 1))
     assert len(replay.keys) == 2
 
 

@@ -31,7 +31,7 @@ _LOOKUP = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ArmResult:
     """An arm's outputs and statistics. ``decoded``: tokens generated after ``stats.prefill_seconds``."""
 
     tokens: list[list[int]]
@@ -48,7 +48,7 @@ class BenchArm(ABC):
         self.lossless = lossless
 
     @abstractmethod
-    def run(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> Call:
+    def run(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> ArmResult:
         """Continue at most ``max_batch`` prompts in one batch. ``stats.seconds`` is wall time of the whole call."""
 
 
@@ -60,7 +60,7 @@ class LoopArm(BenchArm):
         super().__init__(name, max_batch, generator.kind.lossless)
         self.generator = generator
 
-    def run(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> Call:
+    def run(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> ArmResult:
         started = time.perf_counter()
         sequences = self.generator.submit([list(prompt) for prompt in prompts], params)
         self.generator.engine.run(sequences)
@@ -70,7 +70,7 @@ class LoopArm(BenchArm):
             drafter.wait()  # so that it does not slow the next arm
         tokens = [result.tokens for result in results]
         total = DecodeStats.together(result.stats for result in results)
-        return Call(tokens, replace(total, seconds=seconds), sum(map(len, tokens)))
+        return ArmResult(tokens, replace(total, seconds=seconds), sum(map(len, tokens)))
 
 
 @final
@@ -81,7 +81,7 @@ class StockArm(BenchArm):
         super().__init__(name, 1 if assistant or lookup else max_batch)
         self._model, self._assistant, self._lookup = model, assistant, lookup
 
-    def run(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> Call:
+    def run(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> ArmResult:
         call = self._model.generate(prompts, params, assistant=self._assistant, lookup=self._lookup)
         counts = [len(tokens) for tokens in call.tokens]
         single = len(prompts) == 1
@@ -93,7 +93,7 @@ class StockArm(BenchArm):
             prefill_seconds=call.first_seconds,
         )
         first = min(call.blocks[0], counts[0]) if single else len(prompts)
-        return Call(call.tokens, stats, sum(counts) - first)
+        return ArmResult(call.tokens, stats, sum(counts) - first)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from foredraft.bench.measure.records import RunFile
-from foredraft.bench.measure.summary import PLAIN, THEIRS, Pair, Setting, acceptance_length, pairs
+from foredraft.bench.measure.summary import PLAIN, THEIRS, RunPair, Setting, acceptance_length, pairs
 from foredraft.core.errors import OptionError
 
 CONFIDENCE = 0.95
@@ -75,16 +75,18 @@ def interval(values: Sequence[float]) -> tuple[float, float] | None:
     return (ordered[rank - 1], ordered[count - rank]) if rank else None
 
 
-def _by_arm(file: RunFile, baseline: str) -> dict[tuple[Setting, str], dict[tuple[object, ...], Pair]]:
+def _by_arm(file: RunFile, baseline: str) -> dict[tuple[Setting, str], dict[tuple[object, ...], RunPair]]:
     """Pairs by setting and arm, then by unit."""
-    found: dict[tuple[Setting, str], dict[tuple[object, ...], Pair]] = {}
+    found: dict[tuple[Setting, str], dict[tuple[object, ...], RunPair]] = {}
     for key, some in pairs(file, baseline).items():
         own = found.setdefault((key.setting, key.arm), {})
         own |= {pair.run.unit: pair for pair in some if pair.run.speed > 0 and pair.baseline.speed > 0}
     return found
 
 
-def _change(setting: Setting, arm: str, baseline: str, units: Sequence[tuple[Pair, Pair]], tolerance: float) -> Change:
+def _change(
+    setting: Setting, arm: str, baseline: str, units: Sequence[tuple[RunPair, RunPair]], tolerance: float
+) -> Change:
     ratios = [_speed_up(new) / _speed_up(old) for old, new in units]
     bounds = interval(ratios)
     verdict: Verdict = "the same"
@@ -99,5 +101,5 @@ def _change(setting: Setting, arm: str, baseline: str, units: Sequence[tuple[Pai
     return Change(setting, arm, baseline, len(units), statistics.median(ratios), low, high, (first, second), verdict)
 
 
-def _speed_up(pair: Pair) -> float:
+def _speed_up(pair: RunPair) -> float:
     return pair.run.speed / pair.baseline.speed

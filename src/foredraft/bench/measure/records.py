@@ -17,7 +17,7 @@ from foredraft.files.write import atomic_write
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class OutputRecord:
     """One output of a call. ``digest`` identifies it if ``output`` (its tokens) and ``text`` are not kept."""
 
     prompt: str
@@ -60,14 +60,16 @@ class Run:
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     decoded: int = 0
-    outputs: tuple[Output, ...] = ()
+    outputs: tuple[OutputRecord, ...] = ()
     error: str = ""
     model: str = ""
 
     def __post_init__(self) -> None:
         for name in ("prompts", "drafted_by_depth", "accepted_by_depth"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
-        outputs = (each if isinstance(each, Output) else Output(**each) for each in self.outputs)  # as read from JSON
+        outputs = (
+            each if isinstance(each, OutputRecord) else OutputRecord(**each) for each in self.outputs
+        )  # as read from JSON
         object.__setattr__(self, "outputs", tuple(outputs))
 
     @property

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from foredraft.bench.measure.arms import BenchArm, Call, LoopArm
-from foredraft.bench.measure.records import Output, Run, RunFile, digest, read_runs, repair_end
+from foredraft.bench.measure.arms import ArmResult, BenchArm, LoopArm
+from foredraft.bench.measure.records import OutputRecord, Run, RunFile, digest, read_runs, repair_end
 from foredraft.bench.prompts import BenchPrompt
 from foredraft.core.errors import DataError, ForedraftError, OptionError
 from foredraft.core.sampling.params import SamplingParams
@@ -57,7 +57,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class PromptBatch:
     """A batch of prompts from one task, run through all their turns.
 
     ``number`` counts all groups; ``place`` counts groups of the same temperature and batch size, and rotates the order
@@ -85,7 +85,7 @@ class Group:
 
 def make_groups(
     prompts: Sequence[BenchPrompt], temperatures: Sequence[float], batches: Sequence[int], repeats: int = 1
-) -> list[Group]:
+) -> list[PromptBatch]:
     """All groups, task by task; a task's last group may be smaller than the batch.
 
     Raises:
@@ -96,12 +96,12 @@ def make_groups(
         if prompt.name in tasks.setdefault(prompt.task, {}):
             raise DataError(f"Task {prompt.task} has prompt {prompt.name} twice: remove the duplicate file or prompt.")
         tasks[prompt.task][prompt.name] = prompt
-    groups: list[Group] = []
+    groups: list[PromptBatch] = []
     places: Counter[tuple[float, int]] = Counter()
     for some, temperature, batch in _batches([list(each.values()) for each in tasks.values()], temperatures, batches):
         for repeat in range(repeats):
             place = places[temperature, batch]
-            groups.append(Group(len(groups), place, some, temperature, batch, repeat))
+            groups.append(PromptBatch(len(groups), place, some, temperature, batch, repeat))
             places[temperature, batch] += 1
     return groups
 
@@ -142,7 +142,7 @@ class Bench:
             self._host.encode([{"role": "user", "content": "Hello"}])
         self._existing = read_existing(path, settings)
 
-    def run(self, groups: Sequence[Group], report: Report = lambda done, count, what: None) -> None:
+    def run(self, groups: Sequence[PromptBatch], report: Report = lambda done, count, what: None) -> None:
         """Run the missing groups. Failed prompts are recorded, and retried by the next ``Bench``."""
         names = [arm.name for arm in self._arms]
         done = {(run.arm, run.unit) for run in self._existing.runs if not run.error}
@@ -172,7 +172,7 @@ class Bench:
         except OSError as error:
             raise DataError(f"Cannot write the run file {self._path}: {error.strerror}.") from None
 
-    def _warm_up(self, groups: Sequence[Group]) -> None:
+    def _warm_up(self, groups: Sequence[PromptBatch]) -> None:
         """One uncounted call per arm, batch size and temperature, for kernels, packed weights and policies."""
         first = {(group.batch, group.temperature): group for group in reversed(groups)}
         for group in reversed(first.values()):
@@ -181,7 +181,7 @@ class Bench:
                 if arm.max_batch >= group.batch:
                     self._try(arm, [prompt.prompt for prompt in group.prompts], params)
 
-    def _run_group(self, group: Group) -> Iterator[Run]:
+    def _run_group(self, group: PromptBatch) -> Iterator[Run]:
         arms = [arm for arm in self._arms if arm.max_batch >= group.batch]
         first = group.place % len(arms)
         answers: dict[str, list[str]] = {prompt.name: [] for prompt in group.prompts}
@@ -202,7 +202,12 @@ class Bench:
                 answers[prompt.name].append(text)
 
     def _run_arm(
-        self, arm: BenchArm, group: Group, turn: int, turns: Sequence[tuple[BenchPrompt, Any]], params: SamplingParams
+        self,
+        arm: BenchArm,
+        group: PromptBatch,
+        turn: int,
+        turns: Sequence[tuple[BenchPrompt, Any]],
+        params: SamplingParams,
     ) -> Run:
         """One call of one arm."""
         asks = [ask for ask, _ in turns]
@@ -225,13 +230,13 @@ class Bench:
         outputs = tuple(self._output(*each) for each in zip(asks, prompts, call.tokens, strict=True))
         return replace(run, **counts, forwards=call.stats.target_forwards, decoded=call.decoded, outputs=outputs)
 
-    def _output(self, ask: BenchPrompt, prompt: Sequence[int], tokens: list[int]) -> Output:
+    def _output(self, ask: BenchPrompt, prompt: Sequence[int], tokens: list[int]) -> OutputRecord:
         text = self._host.tokenizer.decode(tokens) if self._host.tokenizer is not None else ""
-        return Output(ask.name, len(prompt), len(tokens), digest(tokens), tuple(tokens), text)
+        return OutputRecord(ask.name, len(prompt), len(tokens), digest(tokens), tuple(tokens), text)
 
     def _try(
         self, arm: BenchArm, prompts: Sequence[Prompt], params: SamplingParams
-    ) -> tuple[list[list[int]], Call] | str:
+    ) -> tuple[list[list[int]], ArmResult] | str:
         """The prompts' tokens and the call, or an error message: a failing prompt must not stop the benchmark."""
         try:
             tokens = [self._host.encode(prompt) for prompt in prompts]

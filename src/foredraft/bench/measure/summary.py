@@ -47,7 +47,7 @@ class Key(NamedTuple):
         return Setting(self.model, self.temperature, self.batch)
 
 
-class Pair(NamedTuple):
+class RunPair(NamedTuple):
     """A run, and the baseline's run of the same unit."""
 
     run: Run
@@ -71,7 +71,7 @@ class Share(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class ArmSummary:
     """One arm on one task in one setting. None: not measured.
 
     Speed-ups are over pairs: ``speed_up`` of decoding, ``whole_speed_up`` with prefill (both medians of ratios), and
@@ -106,7 +106,7 @@ class Summary:
 
     file: RunFile
     baseline: str | None
-    cells: dict[Key, Cell]
+    cells: dict[Key, ArmSummary]
     agreement: dict[Setting, Share]
 
     @property
@@ -121,7 +121,7 @@ class Summary:
         found = dict.fromkeys(key.arm for key in self.cells if key.setting == setting)
         return sorted(found, key=lambda arm: arm != self.baseline)
 
-    def cell(self, setting: Setting, task: str, arm: str) -> Cell | None:
+    def cell(self, setting: Setting, task: str, arm: str) -> ArmSummary | None:
         return self.cells.get(Key(*setting, task, arm))
 
     def lossless(self, setting: Setting, arm: str) -> bool:
@@ -159,14 +159,14 @@ def key(run: Run) -> Key:
     return Key(run.model, run.temperature, run.batch, run.task, run.arm)
 
 
-def pairs(file: RunFile, baseline: str) -> dict[Key, list[Pair]]:
+def pairs(file: RunFile, baseline: str) -> dict[Key, list[RunPair]]:
     """Successful runs with the baseline's run of the same unit, in file order; includes the baseline's own."""
     good = [run for run in file.runs if not run.error]
     plain = {run.unit: run for run in good if run.arm == baseline}
-    return grouped((Pair(run, plain[run.unit]) for run in good if run.unit in plain), lambda pair: key(pair.run))
+    return grouped((RunPair(run, plain[run.unit]) for run in good if run.unit in plain), lambda pair: key(pair.run))
 
 
-def ratios(found: Iterable[Pair], speed: Callable[[Run], float] = lambda run: run.speed) -> list[float]:
+def ratios(found: Iterable[RunPair], speed: Callable[[Run], float] = lambda run: run.speed) -> list[float]:
     """Speed ratios run / baseline; pairs without a speed are skipped."""
     speeds = [(speed(run), speed(baseline)) for run, baseline in found]
     return [ours / theirs for ours, theirs in speeds if ours > 0 and theirs > 0]
@@ -215,20 +215,20 @@ def _baseline(file: RunFile, asked: str | None) -> str | None:
     return asked
 
 
-def _all_pairs(files: Sequence[RunFile], baseline: str) -> dict[Key, list[Pair]]:
-    found: dict[Key, list[Pair]] = {}
+def _all_pairs(files: Sequence[RunFile], baseline: str) -> dict[Key, list[RunPair]]:
+    found: dict[Key, list[RunPair]] = {}
     for file in files:
         for name, some in pairs(file, baseline).items():
             found.setdefault(name, []).extend(some)
     return found
 
 
-def _cell(name: Key, runs: list[Run], paired: list[Pair]) -> Cell:
+def _cell(name: Key, runs: list[Run], paired: list[RunPair]) -> ArmSummary:
     good = [run for run in runs if not run.error]
     speeds = [run.speed for run in good if run.speed > 0]
     compared = [pair for pair in paired if pair.run.outputs and pair.baseline.outputs]
     same = sum(_digests(pair.run) == _digests(pair.baseline) for pair in compared)
-    return Cell(
+    return ArmSummary(
         key=name,
         runs=len(runs),
         errors=len(runs) - len(good),
@@ -249,7 +249,7 @@ def _draft_share(runs: list[Run]) -> float | None:
     return sum(run.draft_seconds for run in timed) / spent if spent > 0 else None
 
 
-def _total(paired: list[Pair]) -> float | None:
+def _total(paired: list[RunPair]) -> float | None:
     """Speed-up of total tokens / total seconds after prefill; long outputs weigh more than in the median."""
     used = [pair for pair in paired if pair.run.speed > 0 and pair.baseline.speed > 0]
     if not used:

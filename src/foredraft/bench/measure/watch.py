@@ -28,7 +28,7 @@ _LONGEST = 64
 
 
 @final
-class Recorder(RecordingDrafter):
+class AcceptanceRecorder(RecordingDrafter):
     """Counts [judged, accepted] for nodes whose parent was accepted or is the root; see ``records.Watched``.
 
     Sibling ranks follow the drafter's order.
@@ -97,7 +97,7 @@ class ExtraMeasurements:
 def watch(arm: LoopArm, prompt: BenchPrompt, params: SamplingParams) -> Watched:
     """Continue a prompt with drafts of the arm's full length, and count accepted nodes."""
     engine = arm.generator.engine
-    recorder = Recorder(engine.drafter)
+    recorder = AcceptanceRecorder(engine.drafter)
     recording = Engine(engine.target, recorder, Constant(recorder.needs.longest), max_rows=1)
     Generator(recording, arm.generator.tokenizer, arm.generator.eos_token_ids, arm.generator.kind).batch(
         [prompt.prompt], params

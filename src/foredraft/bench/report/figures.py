@@ -12,7 +12,7 @@ from foredraft.files.write import atomic_folder
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class FigureKind:
     """One kind of figure; ``needs``: the data without which it is missing; ``training``: of training logs."""
 
     name: str
@@ -24,7 +24,7 @@ class Kind:
 
 
 KINDS = (
-    Kind(
+    FigureKind(
         "speed-up",
         "Speed-up by task and method",
         "Each dot is a task: the median over pairs, with a line from the lower to the upper quartile. The bar and the "
@@ -32,7 +32,7 @@ KINDS = (
         "successful runs of a method and of the baseline (the arm none) on the same prompt",
         figures_speed.speed_up,
     ),
-    Kind(
+    FigureKind(
         "depth",
         "Accepted by depth",
         "Share of the steps with a draft of this depth whose accepted path reached it, over all tasks. Near 0, drafted "
@@ -40,7 +40,7 @@ KINDS = (
         f"{figures_drafts.FEW} steps of an arm that drafts in foredraft's loop",
         figures_drafts.depths,
     ),
-    Kind(
+    FigureKind(
         "position",
         "Accepted by position",
         "EAGLE-2's figure 5, for the positions judged most, greedy if there are greedy runs. 1-2 is the second child "
@@ -48,7 +48,7 @@ KINDS = (
         f"bench --watch N, with N of {figures_drafts.PROMPTS} or more",
         figures_drafts.positions,
     ),
-    Kind(
+    FigureKind(
         "calibration",
         "Confidence and acceptance",
         "EAGLE-2's figure 6. On the dashed line confidence equals acceptance; below it, the draft is overconfident. A "
@@ -56,7 +56,7 @@ KINDS = (
         "bench --watch N, with a drafter that scores its nodes",
         figures_drafts.calibration,
     ),
-    Kind(
+    FigureKind(
         "time",
         "Time of a step",
         "Parts of a step after prefill, all tasks pooled; the dashed line is a baseline step. A method gains if its "
@@ -64,7 +64,7 @@ KINDS = (
         "runs of foredraft's loop",
         figures_speed.step_parts,
     ),
-    Kind(
+    FigureKind(
         "cost",
         "Cost of a forward",
         "Speculation needs a flat line: several tokens for the time of one. The dashed line is the time to read the "
@@ -72,7 +72,7 @@ KINDS = (
         "bench --costs",
         figures_speed.costs,
     ),
-    Kind(
+    FigureKind(
         "batch",
         "Speed-up and batch size",
         "Mean speed-up over tasks, against plain decoding at the same batch size; below the dashed line it is a loss. "
@@ -80,7 +80,7 @@ KINDS = (
         "a method's speed-up on every task at two or more --batch-size",
         figures_speed.batches,
     ),
-    Kind(
+    FigureKind(
         "loss",
         "Loss",
         "Loss of each reported step, its running mean, and the loss on held-out samples: if that rises while the mean "
@@ -89,7 +89,7 @@ KINDS = (
         figures_training.losses,
         training=True,
     ),
-    Kind(
+    FigureKind(
         "training",
         "Acceptance and training data",
         "Tokens per forward on held-out samples, against tokens trained on. Points of a run share its learning rate "
@@ -105,7 +105,7 @@ KINDS = (
 class FigureSet:
     """The figures of one kind: one per setting, method or model."""
 
-    kind: Kind
+    kind: FigureKind
     panels: tuple[Panel, ...]
 
 

@@ -14,7 +14,7 @@ class Entry(NamedTuple):
     best: bool = False
 
 
-class Row(NamedTuple):
+class TableRow(NamedTuple):
     """An arm's cells: each task, and their mean if there are several."""
 
     arm: str
@@ -35,7 +35,7 @@ def columns(summary: Summary, setting: Setting) -> list[str]:
     return [*tasks, "mean"] if len(tasks) > 1 else tasks
 
 
-def short(summary: Summary, setting: Setting) -> list[Row]:
+def short(summary: Summary, setting: Setting) -> list[TableRow]:
     """The usual table of papers: a row per method, speed-up and acceptance length per task."""
     numbers = {arm: _numbers(summary, setting, arm) for arm in summary.arms(setting)}
     lossless = [found for arm, found in numbers.items() if summary.lossless(setting, arm)]
@@ -47,7 +47,7 @@ def short(summary: Summary, setting: Setting) -> list[Row]:
             Entry(_text(speed, "{:.2f}x"), _text(length, "{:.2f}"), speed == top > 1 and found in lossless)
             for (speed, length), top in zip(found, best, strict=True)
         ]
-        rows.append(Row(named(summary, setting, arm), tuple(entries)))
+        rows.append(TableRow(named(summary, setting, arm), tuple(entries)))
     return rows
 
 

@@ -25,7 +25,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class CandidateFamily:
     """Candidates predicted from one probe. ``name``: the requested spec, with its default schedule."""
 
     name: str
@@ -38,7 +38,7 @@ def default_drafters(model: str) -> list[str]:
     return ["prompt_lookup", *BUNDLED_DRAFTS.get(model, {})]
 
 
-def families(drafter: str, model: str) -> list[Family]:
+def families(drafter: str, model: str) -> list[CandidateFamily]:
     """The families of a drafter spec; given options stay fixed.
 
     Raises:
@@ -57,7 +57,7 @@ def families(drafter: str, model: str) -> list[Family]:
     size = METHODS[method].size
     maker = _MAKERS.get(method) or (_chain(size, max(_LENGTHS)) if size else _fixed)
     return [
-        Family(_joined(base, given), _joined(base, [*given, *probe, CONSTANT]), tuple(candidates))
+        CandidateFamily(_joined(base, given), _joined(base, [*given, *probe, CONSTANT]), tuple(candidates))
         for probe, candidates in maker(base, given, fixed)
         if candidates
     ]

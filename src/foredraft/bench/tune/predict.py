@@ -4,13 +4,13 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from foredraft.bench.tune.probe import DraftSize, Fit, Step
+from foredraft.bench.tune.probe import DraftSize, Fit, ProbeStep
 from foredraft.engine.cost_model import CostTable
 from foredraft.engine.step import round_up
 
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
+class StepPrediction:
     """Tokens and seconds per step, and speed-up over plain decoding."""
 
     tokens: float
@@ -35,7 +35,7 @@ class StepModel:
     prefill: float = 0.0
 
     @classmethod
-    def of(cls, steps: Sequence[Step], costs: CostTable, other: float, padded: bool) -> "StepModel":
+    def of(cls, steps: Sequence[ProbeStep], costs: CostTable, other: float, padded: bool) -> "StepModel":
         """Fit to the steps of a probe; ``padded``: forwards are padded to the next larger size."""
 
         def rows(nodes: int) -> int:
@@ -56,7 +56,7 @@ class StepModel:
         return max(self.costs(count) + self.overhead(count), self.costs(1) / 2) + drafting + self.other
 
 
-def predict(steps: Sequence[Step], model: StepModel, shape: DraftSize, plain_seconds: float) -> Prediction:
+def predict(steps: Sequence[ProbeStep], model: StepModel, shape: DraftSize, plain_seconds: float) -> StepPrediction:
     """Predict drafts of this shape from a probe's steps.
 
     Args:
@@ -67,4 +67,4 @@ def predict(steps: Sequence[Step], model: StepModel, shape: DraftSize, plain_sec
     tokens = statistics.fmean(outcome.tokens for outcome in outcomes)
     seconds = statistics.fmean(model.seconds(outcome.nodes, outcome.levels) for outcome in outcomes)
     seconds += model.prefill * tokens
-    return Prediction(tokens, seconds, tokens * plain_seconds / seconds)
+    return StepPrediction(tokens, seconds, tokens * plain_seconds / seconds)

@@ -23,7 +23,7 @@ class DraftSize(NamedTuple):
     depth: int = 0
 
 
-class Outcome(NamedTuple):
+class StepOutcome(NamedTuple):
     """A step's tokens including the bonus, verified nodes without the root, and drafted levels."""
 
     tokens: int
@@ -32,7 +32,7 @@ class Outcome(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ProbeStep:
     """One row of one step.
 
     ``depths`` and ``scores``: of the drafted nodes; without scores, nodes are in order of depth. ``path``: indices of
@@ -49,7 +49,7 @@ class Step:
     short: bool
     first: bool
 
-    def under(self, shape: DraftSize) -> Outcome:
+    def under(self, shape: DraftSize) -> StepOutcome:
         """The outcome with a smaller draft.
 
         A shallower tree of the same size would hold other nodes in place of the deep ones; they count as rejected.
@@ -63,7 +63,7 @@ class Step:
         while accepted < len(self.path) and self.path[accepted] in kept:
             accepted += 1
         nodes = min(shape.nodes, len(self.depths)) if self.scores and shape.nodes else len(kept)
-        return Outcome(1 + accepted, nodes, min(self.levels, deepest))
+        return StepOutcome(1 + accepted, nodes, min(self.levels, deepest))
 
 
 @final
@@ -85,7 +85,7 @@ class Probe(Policy):
         self._confidence = confidence
         self._known: set[int] = set()
         self.short = 0
-        self.steps: list[Step] = []
+        self.steps: list[ProbeStep] = []
 
     def plan(self, view: View, limits: Sequence[int]) -> Plan:
         longest = min(self.short or self._longest, self._longest)
@@ -100,7 +100,7 @@ class Probe(Policy):
             depths, scores = _depths(result.nodes.parents), result.nodes.scores
             drafted = [node for node in range(1, len(depths)) if depths[node] > 0]
             places = {node: place for place, node in enumerate(drafted)}
-            step = Step(
+            step = ProbeStep(
                 depths=tuple(depths[node] for node in drafted),
                 scores=() if scores is None else tuple(scores[node] for node in drafted),
                 path=tuple(places[node] for node in result.path),

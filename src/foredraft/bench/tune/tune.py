@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from foredraft.bench.tune.candidates import Family, families
-from foredraft.bench.tune.predict import Prediction, StepModel, predict
+from foredraft.bench.tune.candidates import CandidateFamily, families
+from foredraft.bench.tune.predict import StepModel, StepPrediction, predict
 from foredraft.bench.tune.probe import Probe, typical
 from foredraft.compose.load import Spec, load
 from foredraft.core.errors import OptionError, UsageError
@@ -26,13 +26,13 @@ Report = Callable[[str], None]
 class Configuration:
     """A drafter spec with its prediction and, if it was run, its measured speed-up.
 
-    ``family``: the name of its ``Family``. ``acceptance_length``: tokens per forward, measured if it was run, else
-    predicted.
+    ``family``: the name of its ``CandidateFamily``. ``acceptance_length``: tokens per forward, measured if it was run,
+    else predicted.
     """
 
     family: str
     spec: str
-    predicted: Prediction
+    predicted: StepPrediction
     measured: float | None = None
     acceptance_length: float = 0.0
 
@@ -142,7 +142,7 @@ class Tuner:
             )
 
     def _predicted(
-        self, family: Family, prompts: Sequence[list[int]], params: SamplingParams, costs: CostTable
+        self, family: CandidateFamily, prompts: Sequence[list[int]], params: SamplingParams, costs: CostTable
     ) -> list[Configuration]:
         """Run a family's probe alternating with plain decoding, and predict all its candidates."""
         loaded = load(self._target, family.probe, tokenizer=self._plain.tokenizer)
@@ -182,7 +182,9 @@ class Tuner:
         self, trials: list[Configuration], prompts: Sequence[list[int]], config: TuneConfig
     ) -> list[Configuration]:
         """Run the best of each family, then the next best, and the best family with its default schedule."""
-        distinct: dict[tuple[str, Prediction], Configuration] = {}  # equal predictions: larger sizes never drafted more
+        distinct: dict[
+            tuple[str, StepPrediction], Configuration
+        ] = {}  # equal predictions: larger sizes never drafted more
         best: dict[str, Configuration] = {}
         for trial in trials:
             distinct.setdefault((trial.family, trial.predicted), trial)

@@ -17,11 +17,11 @@ from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Plan, View
 from foredraft.core.errors import OptionError
 from foredraft.core.options import SizedOptions
-from foredraft.core.rng import Stream, draw
+from foredraft.core.rng import RandomStream, draw
 from foredraft.core.sampling.warp import Paths
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.tree_ops import GUESSES, Candidates, keep_best, normalize_or_uniform, ranked
-from foredraft.model.native.runner import Engine
+from foredraft.model.native.runner import KernelRuntime
 
 ReadNext = Callable[[Int[Tensor, "B"], int], Float[Tensor, "B 1 V"]]
 """Logits after drafted token i of each row (0 is the root); earlier tokens have been read."""
@@ -83,7 +83,7 @@ def build_chain(
     read_next: ReadNext,
     *,
     recorded: bool = False,
-    engine: Engine | None = None,
+    engine: KernelRuntime | None = None,
 ) -> Draft:
     """Build a chain of tokens per row: of the best guesses, or drawn from q if drafts are drawn.
 
@@ -93,7 +93,7 @@ def build_chain(
         recorded: read no values; otherwise, on a CPU, the draft ends when the chains of all rows have.
     """
     tokens, scores = [view.roots], [torch.zeros_like(view.roots, dtype=torch.float32)]
-    levels: list[_Level] = []
+    levels: list[_ChainLevel] = []
     lengths = torch.zeros_like(view.lengths)
     depth, allowed = limits.depth, limits.allowed
     draws = view.draws and not view.warp.greedy
@@ -129,7 +129,7 @@ def build_chain(
     )  # the root's is not read
 
 
-class _Level(NamedTuple):
+class _ChainLevel(NamedTuple):
     """Tokens for a position of each row, best first: the chain's and its siblings. ``shares``: the logs of their
     confidences. ``law``: from which the chain's was drawn, if it was."""
 
@@ -139,30 +139,30 @@ class _Level(NamedTuple):
 
 
 def _guesses(
-    view: View, logits: Float[Tensor, "B 1 V"], paths: Paths, index: int, count: int, engine: Engine | None
-) -> _Level:
+    view: View, logits: Float[Tensor, "B 1 V"], paths: Paths, index: int, count: int, engine: KernelRuntime | None
+) -> _ChainLevel:
     """The best guesses for the node with this index in every row."""
     times = None if view.warp.greedy else view.noise.times(index - 1, logits.shape[-1])
     tokens, shares = ranked(view.warp.processed(logits, paths), count, view.warp, times, 1.0, engine)
-    return _Level(tokens[:, 0], shares[:, 0])
+    return _ChainLevel(tokens[:, 0], shares[:, 0])
 
 
-def _drawn(view: View, logits: Float[Tensor, "B 1 V"], paths: Paths, index: int) -> _Level:
+def _drawn(view: View, logits: Float[Tensor, "B 1 V"], paths: Paths, index: int) -> _ChainLevel:
     """Draw the node with this index in every row; greedy rows get the likeliest token."""
     law = normalize_or_uniform(view.warp.law(logits, paths))
-    token = draw(law[:, 0], view.noise.bits(Stream.DRAFT, torch.full_like(view.lengths, index)))[:, None]
+    token = draw(law[:, 0], view.noise.bits(RandomStream.DRAFT, torch.full_like(view.lengths, index)))[:, None]
     confidence = law
     if view.warp.greedy_rows is not None:  # the processed law of a greedy row is a one-hot
         confidence = torch.where(view.warp.greedy_rows, logits.float().softmax(-1), law)
-    return _Level(token, confidence[:, 0].gather(-1, token).log(), law)
+    return _ChainLevel(token, confidence[:, 0].gather(-1, token).log(), law)
 
 
-def _scores(levels: Sequence[_Level], chain: Sequence[Float[Tensor, "B"]]) -> Float[Tensor, "B C"]:
+def _scores(levels: Sequence[_ChainLevel], chain: Sequence[Float[Tensor, "B"]]) -> Float[Tensor, "B C"]:
     """Scores of the paths to all guesses; ``chain``: to the tokens of the chain, root first."""
     return torch.cat([above[:, None] + level.shares for above, level in zip(chain, levels, strict=False)], 1)
 
 
-def _candidates(levels: Sequence[_Level], chain: Sequence[Float[Tensor, "B"]]) -> Candidates:
+def _candidates(levels: Sequence[_ChainLevel], chain: Sequence[Float[Tensor, "B"]]) -> Candidates:
     """All guesses; the first of each level is the parent of the next."""
     tokens, count, width = torch.cat([level.tokens for level in levels], 1), len(levels), levels[0].tokens.shape[1]
     above = torch.arange(count, device=tokens.device).repeat_interleave(width)

@@ -15,17 +15,17 @@ from foredraft.engine.nested_loop import NestedLoop
 from foredraft.model.base import TargetModel, widened
 from foredraft.model.kv.cache import SlotCache
 from foredraft.model.native.model import engine_of
-from foredraft.model.native.runner import Engine
+from foredraft.model.native.runner import KernelRuntime
 from foredraft.model.prefill import prefill
 from foredraft.model.read_rows import ReadRows
-from foredraft.model.recording.replay import EAGER, Replay, Sizes
+from foredraft.model.recording.replay import EAGER, PaddedSizes, Replay
 from foredraft.model.recording.replay_rows import run_rows
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Unread:
+class UnreadTokens:
     """The last tokens of each row up to the root, among them all that the draft model has not read.
 
     ``lengths``: of the rows. ``kv_extent``: the slots that the draft's forwards are addressed for. ``full``: no row is
@@ -114,7 +114,7 @@ class DraftRunner:
         replay, sizes = self._read.replay(self._replay, self.model.version, len(ends))
         rows = self.cache.first(sizes.padded)
 
-        def drafted(view: View, unread: Unread, *arguments: Any) -> T:
+        def drafted(view: View, unread: UnreadTokens, *arguments: Any) -> T:
             filled = replace(unread, lengths=unread.lengths.clamp(min=1))  # padding has no tokens
             return function(view, Forwards(self, filled, EAGER, sizes, recorded=True), *arguments)
 
@@ -131,7 +131,7 @@ class DraftRunner:
         """The rows as the model reads them: here, whole."""
         return view
 
-    def _unread(self, view: View, ends: Sequence[int], room: int) -> Unread:
+    def _unread(self, view: View, ends: Sequence[int], room: int) -> UnreadTokens:
         """The new tokens of each row, with slots reserved for them and for ``room`` nodes."""
         slots, read = max(view.host_lengths) + room, lambda far: self._prefill(view, far, ends)
         width = self._read.catch_up(view, ends, slots, read, few=self._replay.records)
@@ -140,7 +140,7 @@ class DraftRunner:
         tokens = view.history.gather(1, index.clamp(max=view.history.shape[1] - 1))
         used_slots = max(max(ends) + room, width)
         full = min(ends) - view.slack >= width
-        return Unread(tokens, lengths, self.model.kv_extent(used_slots, 1, self.cache.slots), full)
+        return UnreadTokens(tokens, lengths, self.model.kv_extent(used_slots, 1, self.cache.slots), full)
 
     def clip_ids(self, tokens: Int[Tensor, "B N"]) -> Int[Tensor, "B N"]:
         """Token ids clipped to the draft's vocabulary; only padding ids are ever beyond it."""
@@ -181,7 +181,7 @@ class Forwards:
     """
 
     def __init__(
-        self, runner: DraftRunner, unread: Unread, replay: Replay, sizes: Sizes, *, recorded: bool = False
+        self, runner: DraftRunner, unread: UnreadTokens, replay: Replay, sizes: PaddedSizes, *, recorded: bool = False
     ) -> None:
         self._runner = runner
         self._unread = unread
@@ -190,7 +190,7 @@ class Forwards:
         self.recorded = recorded
 
     @property
-    def engine(self) -> Engine | None:
+    def engine(self) -> KernelRuntime | None:
         """That runs the model, if it is the native one."""
         return engine_of(self._runner.model)
 

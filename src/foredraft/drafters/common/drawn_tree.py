@@ -17,7 +17,7 @@ from torch import Tensor
 
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import View
-from foredraft.core.rng import Stream, draw_distinct, exponentials
+from foredraft.core.rng import RandomStream, draw_distinct, exponentials
 from foredraft.core.tree import PAD, ROOT, TokenTree
 from foredraft.drafters.common.dynamic_tree import TreeLimits, build_dynamic_tree
 from foredraft.drafters.common.templates import Template
@@ -119,7 +119,7 @@ def _races(view: View, levels: Sequence[Level], first: int, vocab_size: int) -> 
     sizes = [1, *(len(level.inner) for level in levels[:-1])]
     index = torch.arange(first, first + sum(sizes), device=view.lengths.device).expand(len(view.rows), -1)
     count = max(level.width for level in levels) * vocab_size
-    return iter(exponentials(view.noise.bits(Stream.DRAFT, index), count).split(sizes, dim=1))
+    return iter(exponentials(view.noise.bits(RandomStream.DRAFT, index), count).split(sizes, dim=1))
 
 
 def _nodes(builder: TreeBuilder, level: Level, law: Law, times: Float[Tensor, "B F n"]) -> _Nodes:

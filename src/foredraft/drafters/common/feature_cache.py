@@ -16,8 +16,8 @@ from foredraft.core.draft import Draft, Verdict
 from foredraft.core.drafter import EMPTY_KV, KVSize, Plan, StepOut, View
 from foredraft.core.transfer import to_device
 from foredraft.core.tree import TokenTree
-from foredraft.heads.layers import Layers
-from foredraft.heads.native_layers import HeadLayers
+from foredraft.heads.layers import HeadLayers
+from foredraft.heads.native_layers import NativeHeadLayers
 from foredraft.model.attention.slot_attention import masked_attention, runs_kernel
 from foredraft.model.kv.cache import SlotCache, SlotView, bucket, persistent_zeros
 from foredraft.model.kv.masks import Layout, StepIn, address, kv_extent_of
@@ -40,11 +40,11 @@ Read = Callable[[Tensor, Tensor, Tensor, Callable[[int, Tensor, Tensor, Tensor],
 
 
 @final
-class TorchLayers(Layers):
+class TorchLayers(HeadLayers):
     """Layers as a function of tensors, with torch's attention.
 
     Args:
-        reserve: see ``Layers``.
+        reserve: see ``HeadLayers``.
     """
 
     def __init__(self, read: Read, device: torch.device, reserve: Callable[[int], int] = lambda length: 0) -> None:
@@ -104,13 +104,13 @@ class FeatureCache:
         window: attention window in positions, the own one included; None for all.
         replay: how steps run; a ``child`` of it runs the forwards.
 
-    ``reads_masks``: see ``Layers``.
+    ``reads_masks``: see ``HeadLayers``.
     """
 
     def __init__(
         self,
         net: nn.Module,
-        layers: Layers,
+        layers: HeadLayers,
         features: Callable[[Mapping[int, Tensor]], Tensor],
         *,
         depth: int = 1,
@@ -214,11 +214,11 @@ class FeatureCache:
     @property
     def drafts_trees(self) -> bool:
         """Whether ``draft`` works: the head is on the kernels."""
-        return isinstance(self._layers, HeadLayers)
+        return isinstance(self._layers, NativeHeadLayers)
 
     def draft(self, view: View, size: TreeSize) -> Draft:
         """Read the new entries of each row and build a dynamic tree, in one call of the kernels."""
-        assert isinstance(self._layers, HeadLayers)
+        assert isinstance(self._layers, NativeHeadLayers)
         width, _ = self._catch_up(view, 1 + size.top_k * (size.depth - 1))
         draft = self._layers.draft(view, self._cache, self._features, width, size)
         self._rows.read_to(view, _ends(view))

@@ -15,7 +15,7 @@ from foredraft.model.base import TargetModel, widened
 from foredraft.model.kv.cache import SlotCache
 from foredraft.model.kv.masks import StepIn
 from foredraft.model.partial.skipping import LayerSkipLM
-from foredraft.model.recording.replay import EAGER, Replay, Sizes
+from foredraft.model.recording.replay import EAGER, PaddedSizes, Replay
 from foredraft.model.recording.replay_rows import replay_for, run_rows
 
 
@@ -99,7 +99,14 @@ class SkippingDrafter(SelfSpeculativeDrafter):
             return run_rows(replay, view.rows, "chain", recorded, *given, otherwise=eager, why_eager=reason)
 
     def _drawn(
-        self, view: View, limits: ChainLimits, kv_extent: int, replay: Replay, sizes: Sizes, *, recorded: bool = False
+        self,
+        view: View,
+        limits: ChainLimits,
+        kv_extent: int,
+        replay: Replay,
+        sizes: PaddedSizes,
+        *,
+        recorded: bool = False,
     ) -> Draft:
         def read(tokens: Int[Tensor, "B"], index: int) -> Float[Tensor, "B 1 V"]:
             given = (tokens, view.lengths - 1 + index, kv_extent)

@@ -15,7 +15,7 @@ from foredraft.core.tree import ROOT, TokenTree
 from foredraft.drafters.common.templates import Path, Template
 from foredraft.drafters.common.tree_ops import Candidates, ranked, worth_a_level
 from foredraft.model.base import widened
-from foredraft.model.native.runner import Engine
+from foredraft.model.native.runner import KernelRuntime
 
 
 class TreeBuilder(ABC):
@@ -38,7 +38,7 @@ class TreeBuilder(ABC):
         logits: Float[Tensor, "B 1 v"],
         vocab_size: int,
         vocabulary: Int[Tensor, "v"] | None = None,
-        engine: Engine | None = None,
+        engine: KernelRuntime | None = None,
     ) -> None:
         self.view = view
         self.vocab_size = vocab_size

@@ -10,7 +10,7 @@ from foredraft.core.draft import Draft, Law
 from foredraft.core.rng import first
 from foredraft.core.sampling.warp import Warp
 from foredraft.core.tree import PAD, ROOT, TokenTree
-from foredraft.model.native.runner import MOST_GUESSES, Engine
+from foredraft.model.native.runner import MOST_GUESSES, KernelRuntime
 
 SHARPEST = 0.8
 """The temperature at which a draft's probabilities best predict acceptance by a greedy target, which accepts likely
@@ -71,7 +71,7 @@ def ranked(
     warp: Warp,
     times: Float[Tensor, "B v"] | None,
     sharpest: float = SHARPEST,
-    engine: Engine | None = None,
+    engine: KernelRuntime | None = None,
 ) -> tuple[Int[Tensor, "B F K"], Float[Tensor, "B F K"]]:
     """The ``count`` best guesses for the token after each of F nodes, best first, in the draft's own ids, and the log
     of their shares among all guesses; -inf for tokens that the draft's warp cuts.

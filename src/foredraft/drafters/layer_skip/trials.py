@@ -25,7 +25,7 @@ _BATCH = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class TrialSample:
     """Token ids of prompt and answer, and the prompt's length."""
 
     tokens: tuple[int, ...]
@@ -48,7 +48,7 @@ class SkipEvaluator:
         DataError: all answers are shorter than ``longest``.
     """
 
-    def __init__(self, model: TargetModel, samples: Sequence[Sample], *, temperature: float, longest: int) -> None:
+    def __init__(self, model: TargetModel, samples: Sequence[TrialSample], *, temperature: float, longest: int) -> None:
         self._layers = layers_of(model)
         self._drafts = [_Drafts.of(sample, longest) for sample in samples]
         self._temperature = temperature
@@ -128,7 +128,7 @@ class _Drafts:
     roots: list[int]
 
     @classmethod
-    def of(cls, sample: Sample, longest: int) -> "_Drafts":
+    def of(cls, sample: TrialSample, longest: int) -> "_Drafts":
         """Drafts of up to ``longest`` tokens, shorter at the end of the sample."""
         last = len(sample.tokens) - 1
         starts = range(sample.prompt - 1, last)

@@ -62,7 +62,9 @@ class Online(CompositeDrafter, Background):
         self.needs = replace(inner.needs, law=inner.needs.law or law, learns=True, shares_text=True, ahead=False)
         self._adapter = adapter_for(inner.network)
         self._trainer = OnlineTrainer(self._adapter, options)
-        self._checkpoint = None if options.folder is None else Checkpoint(Path(options.folder), self._adapter.shadow)
+        self._checkpoint = (
+            None if options.folder is None else OnlineCheckpoint(Path(options.folder), self._adapter.shadow)
+        )
         self._task: BackgroundTask[Report] = BackgroundTask(options.threads if options.background else 0)
         self._buffer = ReplayBuffer(options.megabytes * 2**20)
         self._records: dict[int, RowRecord] = {}
@@ -156,7 +158,7 @@ class Online(CompositeDrafter, Background):
         return (*self.reports[1 - _REPORTS :], report)
 
 
-class Checkpoint:
+class OnlineCheckpoint:
     """The last version on disk: the file ``online.pt`` in a folder, written atomically.
 
     Args:

@@ -22,7 +22,7 @@ from foredraft.heads.nets.medusa import Blockwise, Medusa
 
 
 @dataclass(frozen=True, slots=True)
-class _Writer:
+class _HeadWriter:
     """How to write one kind of net in one format.
 
     ``unsupported``: features of a net that the format does not support, given the target's depth, if known.
@@ -32,17 +32,17 @@ class _Writer:
     unsupported: Callable[[Any, int | None], list[str]] = lambda net, layers: []
 
 
-def _eagle3(to: str, write: Callable[[Any, ExportOptions], Contents]) -> dict[type, _Writer]:
-    return {Eagle3: _Writer(write, functools.partial(eagle3_export.unsupported, to))}
+def _eagle3(to: str, write: Callable[[Any, ExportOptions], Contents]) -> dict[type, _HeadWriter]:
+    return {Eagle3: _HeadWriter(write, functools.partial(eagle3_export.unsupported, to))}
 
 
-_WRITERS: dict[str, dict[type, _Writer]] = {
-    "eagle": {Eagle: _Writer(eagle1.write, eagle1.unsupported), **_eagle3("eagle", eagle3_export.write_safeailab)},
+_WRITERS: dict[str, dict[type, _HeadWriter]] = {
+    "eagle": {Eagle: _HeadWriter(eagle1.write, eagle1.unsupported), **_eagle3("eagle", eagle3_export.write_safeailab)},
     "sglang": _eagle3("sglang", eagle3_export.write_sglang),
     "speculators": _eagle3("speculators", eagle3_export.write_speculators),
-    "medusa": {Medusa: _Writer(medusa.write)},
-    "hydra": {Hydra: _Writer(hydra.write, hydra.unsupported)},
-    "foredraft": dict.fromkeys((Eagle, Eagle3, Medusa, Hydra, Blockwise), _Writer(native.write)),
+    "medusa": {Medusa: _HeadWriter(medusa.write)},
+    "hydra": {Hydra: _HeadWriter(hydra.write, hydra.unsupported)},
+    "foredraft": dict.fromkeys((Eagle, Eagle3, Medusa, Hydra, Blockwise), _HeadWriter(native.write)),
 }
 FORMATS = tuple(_WRITERS)
 

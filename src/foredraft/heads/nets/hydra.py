@@ -53,7 +53,7 @@ class HydraMlp(nn.Module):
         return x
 
 
-class Prefix(nn.Module):
+class PrefixLayer(nn.Module):
     """Hydra++'s prefix layer: a decoder block over the target's states, then a norm."""
 
     def __init__(self, config: BlockConfig, rotary: Rotary) -> None:
@@ -80,7 +80,7 @@ class Hydra(nn.Module):
         width = config.hidden_size
         if config.prefix is not None and rotary is None:
             raise ValueError("a prefix layer needs rotary positions")
-        self.prefix = Prefix(config.prefix, rotary) if config.prefix and rotary else None
+        self.prefix = PrefixLayer(config.prefix, rotary) if config.prefix and rotary else None
         self.mlps = nn.ModuleList(HydraMlp((i + 2) * width, width, config.num_layers) for i in range(config.num_heads))
         self.own_output = config.own_heads
         own = config.num_heads if config.own_heads else 0

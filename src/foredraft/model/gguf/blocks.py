@@ -20,7 +20,7 @@ _PART = (1 << 15) - 1
 operations that are so small. With threads, a machine that is busy otherwise took 20 times as long."""
 
 
-class Kind(NamedTuple):
+class BlockType(NamedTuple):
     """A type of tensors: weights and bytes of a block."""
 
     name: str
@@ -29,40 +29,40 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    0: Kind("F32", 1, 4),
-    1: Kind("F16", 1, 2),
-    2: Kind("Q4_0", 32, 18),
-    3: Kind("Q4_1", 32, 20),
-    6: Kind("Q5_0", 32, 22),
-    7: Kind("Q5_1", 32, 24),
-    8: Kind("Q8_0", 32, 34),
-    9: Kind("Q8_1", 32, 40),
-    10: Kind("Q2_K", 256, 84),
-    11: Kind("Q3_K", 256, 110),
-    12: Kind("Q4_K", 256, 144),
-    13: Kind("Q5_K", 256, 176),
-    14: Kind("Q6_K", 256, 210),
-    15: Kind("Q8_K", 256, 292),
-    16: Kind("IQ2_XXS", 256, 66),
-    17: Kind("IQ2_XS", 256, 74),
-    18: Kind("IQ3_XXS", 256, 98),
-    19: Kind("IQ1_S", 256, 50),
-    20: Kind("IQ4_NL", 32, 18),
-    21: Kind("IQ3_S", 256, 110),
-    22: Kind("IQ2_S", 256, 82),
-    23: Kind("IQ4_XS", 256, 136),
-    24: Kind("I8", 1, 1),
-    25: Kind("I16", 1, 2),
-    26: Kind("I32", 1, 4),
-    27: Kind("I64", 1, 8),
-    28: Kind("F64", 1, 8),
-    29: Kind("IQ1_M", 256, 56),
-    30: Kind("BF16", 1, 2),
-    34: Kind("TQ1_0", 256, 54),
-    35: Kind("TQ2_0", 256, 66),
-    39: Kind("MXFP4", 32, 17),
-    40: Kind("NVFP4", 64, 36),
-    41: Kind("Q1_0", 128, 18),
+    0: BlockType("F32", 1, 4),
+    1: BlockType("F16", 1, 2),
+    2: BlockType("Q4_0", 32, 18),
+    3: BlockType("Q4_1", 32, 20),
+    6: BlockType("Q5_0", 32, 22),
+    7: BlockType("Q5_1", 32, 24),
+    8: BlockType("Q8_0", 32, 34),
+    9: BlockType("Q8_1", 32, 40),
+    10: BlockType("Q2_K", 256, 84),
+    11: BlockType("Q3_K", 256, 110),
+    12: BlockType("Q4_K", 256, 144),
+    13: BlockType("Q5_K", 256, 176),
+    14: BlockType("Q6_K", 256, 210),
+    15: BlockType("Q8_K", 256, 292),
+    16: BlockType("IQ2_XXS", 256, 66),
+    17: BlockType("IQ2_XS", 256, 74),
+    18: BlockType("IQ3_XXS", 256, 98),
+    19: BlockType("IQ1_S", 256, 50),
+    20: BlockType("IQ4_NL", 32, 18),
+    21: BlockType("IQ3_S", 256, 110),
+    22: BlockType("IQ2_S", 256, 82),
+    23: BlockType("IQ4_XS", 256, 136),
+    24: BlockType("I8", 1, 1),
+    25: BlockType("I16", 1, 2),
+    26: BlockType("I32", 1, 4),
+    27: BlockType("I64", 1, 8),
+    28: BlockType("F64", 1, 8),
+    29: BlockType("IQ1_M", 256, 56),
+    30: BlockType("BF16", 1, 2),
+    34: BlockType("TQ1_0", 256, 54),
+    35: BlockType("TQ2_0", 256, 66),
+    39: BlockType("MXFP4", 32, 17),
+    40: BlockType("NVFP4", 64, 36),
+    41: BlockType("Q1_0", 128, 18),
 }
 """All types by their number in a file."""
 
@@ -70,24 +70,24 @@ _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "
 _WHOLE = {"I8", "I16", "I32", "I64"}
 
 
-def is_kept(kind: Kind) -> bool:
+def is_kept(kind: BlockType) -> bool:
     """Whether ``unpack`` takes the type."""
     return kind.name in _UNPACK
 
 
-def is_float(kind: Kind) -> bool:
+def is_float(kind: BlockType) -> bool:
     """Whether the type holds floats as they are."""
     return kind.name in _FLOATS
 
 
-def reading(kind: Kind) -> str:
+def reading(kind: BlockType) -> str:
     """How tensors of a type are read, for people."""
     if is_float(kind):
         return "as it is"
     return "dequantised without another rounding" if is_kept(kind) else "dequantised"
 
 
-def unpack(kind: Kind, data: UInt8[Tensor, "O bytes"]) -> Codes | None:
+def unpack(kind: BlockType, data: UInt8[Tensor, "O bytes"]) -> Codes | None:
     """The codes of a type that is kept, with scales and minima in float16.
 
     None if a minimum does not fit into float16; no real weights are that large.
@@ -104,7 +104,7 @@ def unpack(kind: Kind, data: UInt8[Tensor, "O bytes"]) -> Codes | None:
     return Codes(codes.view(rows, -1), scales.view(rows, -1), minima.view(rows, -1))
 
 
-def dequantize(kind: Kind, data: UInt8[Tensor, "O bytes"], dtype: torch.dtype) -> Float[Tensor, "O I"]:
+def dequantize(kind: BlockType, data: UInt8[Tensor, "O bytes"], dtype: torch.dtype) -> Float[Tensor, "O I"]:
     """Weights of any type, computed in float32 and rounded to ``dtype`` once.
 
     Raises:
@@ -260,7 +260,7 @@ _FLOAT: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def _from_package(kind: Kind) -> Callable[[Tensor], Tensor]:
+def _from_package(kind: BlockType) -> Callable[[Tensor], Tensor]:
     """The ``gguf`` package's dequantisation, for rare types: exact, and slow."""
     if kind.name in _WHOLE:
         raise ModelError(f"The file holds weights of the type {kind.name}, which are no weights of a language model.")

@@ -21,7 +21,7 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from foredraft.core.errors import ModelError
-from foredraft.model.gguf.blocks import KINDS, Kind
+from foredraft.model.gguf.blocks import KINDS, BlockType
 
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -58,7 +58,7 @@ def shown(value: object) -> str:
 class TensorInfo:
     """A tensor of a file: its type, its shape as torch has it (outputs before inputs) and its first byte."""
 
-    kind: Kind
+    kind: BlockType
     shape: tuple[int, ...]
     start: int
 
@@ -126,7 +126,7 @@ class _Damaged(Exception):
 class _Found:
     """A tensor as the header names it, with its offset behind the header."""
 
-    kind: Kind
+    kind: BlockType
     shape: tuple[int, ...]
     offset: int
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from foredraft.model.gguf.architectures import Architecture
-from foredraft.model.gguf.blocks import Kind, dequantize, is_kept, unpack
+from foredraft.model.gguf.blocks import BlockType, dequantize, is_kept, unpack
 from foredraft.model.gguf.config import architecture_of
 from foredraft.model.gguf.file import GgufError, GgufFile, shown
 from foredraft.model.native.weights import Codes
@@ -51,7 +51,7 @@ class GgufWeights:
         """All weights, as transformers names them; a tied output layer is not among them."""
         return list(self._sources)
 
-    def kinds(self, name: str) -> list[Kind]:
+    def kinds(self, name: str) -> list[BlockType]:
         """The types of the tensors that a weight is made of: one, but for fused ones."""
         return [self._file.tensors[piece].kind for piece, _ in self._sources[name].pieces]
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class TransformerSizes:
     """Sizes of a transformer. ``heads``: query heads. ``groups``: key-value heads, shared by query heads."""
 
     layers: int
@@ -36,7 +36,7 @@ class Kept(NamedTuple):
     groups: tuple[tuple[int, ...], ...]
     intermediate: tuple[tuple[int, ...], ...]
 
-    def masks(self, sizes: Sizes) -> Masks:
+    def masks(self, sizes: TransformerSizes) -> Masks:
         """The masks of the whole model. All parts of removed layers are 0."""
         masks = uniform_masks(sizes, 0.0)
         masks.layers[list(self.layers)] = 1.0
@@ -47,14 +47,14 @@ class Kept(NamedTuple):
         return masks
 
 
-def uniform_masks(sizes: Sizes, value: float = 1.0) -> Masks:
+def uniform_masks(sizes: TransformerSizes, value: float = 1.0) -> Masks:
     """Masks with the same value everywhere."""
     layers = sizes.layers
     shapes = ((layers,), (sizes.hidden,), (layers, sizes.groups), (layers, sizes.intermediate))
     return Masks(*(torch.full(shape, value) for shape in shapes))
 
 
-def top_parts(scores: Masks, wanted: Sizes) -> Kept:
+def top_parts(scores: Masks, wanted: TransformerSizes) -> Kept:
     """The parts with the highest scores, of exactly the wanted sizes."""
     layers = _top(scores.layers, wanted.layers)
     return Kept(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from foredraft.core.errors import ModelError
-from foredraft.model.hf.pruned_parts import Kept, Masks, Sizes
+from foredraft.model.hf.pruned_parts import Kept, Masks, TransformerSizes
 
 LAYOUTS = ("llama", "mistral", "qwen2", "qwen3")
 """Values of ``model_type`` with Llama's layer structure."""
@@ -37,12 +37,12 @@ _AXES: dict[str, tuple[str | None, str | None]] = {
 """The dimensions of the rows and columns of each module's weight; a bias has those of the rows."""
 
 
-def sizes_of(model: PreTrainedModel) -> Sizes:
+def sizes_of(model: PreTrainedModel) -> TransformerSizes:
     """The sizes of a model's parts; see ``sizes_in``."""
     return sizes_in(model.config, model.__class__.__name__)
 
 
-def sizes_in(config: Any, name: str) -> Sizes:
+def sizes_in(config: Any, name: str) -> TransformerSizes:
     """The sizes of the parts of a model with this config.
 
     Raises:
@@ -54,7 +54,7 @@ def sizes_in(config: Any, name: str) -> Sizes:
         )
     if getattr(config, "quantization_config", None) is not None:
         raise ModelError(f"{name} cannot be pruned: its weights are quantised; load plain ones.")
-    return Sizes(
+    return TransformerSizes(
         layers=config.num_hidden_layers,
         hidden=config.hidden_size,
         intermediate=config.intermediate_size,

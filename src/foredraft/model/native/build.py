@@ -32,7 +32,7 @@ COMMON = (
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class InstructionSet:
     """An instruction set: its name, the machines that may have it, its compiler flags, and what ``cpu.c`` asks for."""
 
     name: str
@@ -47,20 +47,20 @@ class Target:
 
 _X86, _ARM = ("x86_64", "amd64"), ("aarch64", "arm64")
 TARGETS = (
-    Target(
+    InstructionSet(
         "avx512",
         _X86,
         ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni", "-mfma", "-mf16c"),
         "NEEDS_AVX512",
     ),
-    Target("avx2", _X86, ("-mavx2", "-mfma", "-mf16c"), "NEEDS_AVX2"),
-    Target("dotprod", _ARM, ("-march=armv8.2-a+dotprod",), "NEEDS_DOTPROD"),
-    Target("portable", ()),
+    InstructionSet("avx2", _X86, ("-mavx2", "-mfma", "-mf16c"), "NEEDS_AVX2"),
+    InstructionSet("dotprod", _ARM, ("-march=armv8.2-a+dotprod",), "NEEDS_DOTPROD"),
+    InstructionSet("portable", ()),
 )
 """Best first; the last one runs anywhere."""
 
 
-def targets(machine: str | None = None) -> tuple[Target, ...]:
+def targets(machine: str | None = None) -> tuple[InstructionSet, ...]:
     """The instruction sets that a machine of this architecture may have, best first."""
     machine = (machine or platform.machine()).lower()
     return tuple(each for each in TARGETS if not each.machines or machine in each.machines)
@@ -73,7 +73,7 @@ def compiler() -> str | None:
     )
 
 
-def compile_library(target: Target, output: Path, *, command: str, flags: tuple[str, ...] = ()) -> None:
+def compile_library(target: InstructionSet, output: Path, *, command: str, flags: tuple[str, ...] = ()) -> None:
     """Compile the kernels for an instruction set.
 
     Args:
@@ -132,7 +132,7 @@ def cache_folder() -> Path:
     return Path(home) / "foredraft" / "native" / digest.hexdigest()[:16]
 
 
-def _may_run(target: Target) -> bool:
+def _may_run(target: InstructionSet) -> bool:
     """Whether this processor lists the instructions of a target; True if unknown, since the library checks it, too."""
     wanted = {"avx512": "avx512_vnni", "avx2": "avx2", "dotprod": "asimddp"}.get(target.name)
     with suppress(OSError):

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from foredraft.core.errors import ModelError
 from foredraft.model.native import library as c
-from foredraft.model.native.families import ALL_HEADS, EACH_HEAD, FAMILIES, Family, Shape, shape_of, why_not_native
+from foredraft.model.native.families import ALL_HEADS, EACH_HEAD, FAMILIES, ModelFamily, Shape, shape_of, why_not_native
 from foredraft.model.native.weights import Arena, Codes, PackedMatrix, Precision
 
 Source = Callable[[str], "Tensor | Codes | None"]
@@ -168,7 +168,7 @@ class _Packer:
     """Reads weights by name, and remembers which."""
 
     def __init__(
-        self, library: c.Library, source: Source, precision: Precision, family: Family, names: set[str]
+        self, library: c.Library, source: Source, precision: Precision, family: ModelFamily, names: set[str]
     ) -> None:
         self._source = source
         self._known = names

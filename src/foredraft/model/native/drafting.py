@@ -40,7 +40,7 @@ class TreeSize(NamedTuple):
         return self.top_k <= _MOST_READ and self.children <= MOST_GUESSES and self.nodes <= 1 << 16
 
 
-class Unread(NamedTuple):
+class UnreadStates(NamedTuple):
     """What a draft reads first: the last ``width`` committed entries of each row.
 
     Entry j reads token j + ``ahead`` and, for heads, the state of this place in ``states``.
@@ -71,7 +71,7 @@ class TreeDrafter:
     count: int
     ids: Int[Tensor, "v"] | None = None
 
-    def draft(self, view: View, cache: SlotCache, unread: Unread, size: TreeSize) -> Draft:
+    def draft(self, view: View, cache: SlotCache, unread: UnreadStates, size: TreeSize) -> Draft:
         """The tree of ``build_dynamic_tree``, for rows without penalties, bans and truncation.
 
         The cache has room for what is read, and the rotary tables for its positions.
@@ -81,7 +81,7 @@ class TreeDrafter:
         scores, made = torch.empty(rows, 1 + nodes), c.numbers((0, 0))
         rotary, positions = self.runner.tables()
         lengths, temperatures = view.lengths.contiguous(), view.warp.temperatures(rows, size.sharpest)
-        given = c.Draft(
+        given = c.DraftStruct(
             rows=rows,
             width=unread.width,
             history=history.data_ptr(),

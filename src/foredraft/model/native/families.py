@@ -25,7 +25,7 @@ class Norms:
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class ModelFamily:
     """How models of one type differ from Llama.
 
     ``head_norm``: norms of queries and keys, of each head or of all together. ``norm_offset``: added to the weights of
@@ -43,18 +43,18 @@ _SANDWICH = Norms(
 )
 _AFTER = Norms(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
 
-FAMILIES: Mapping[str, Family] = {
-    "llama": Family(),
-    "mistral": Family(),
-    "qwen2": Family(),
-    "qwen3": Family(head_norm=EACH_HEAD),
-    "gemma": Family(norm_offset=1.0, scaled_embedding=True),
-    "gemma2": Family(_SANDWICH, norm_offset=1.0, scaled_embedding=True),
-    "gemma3_text": Family(_SANDWICH, EACH_HEAD, norm_offset=1.0, scaled_embedding=True),
-    "phi3": Family(),
-    "granite": Family(),
-    "olmo2": Family(_AFTER, ALL_HEADS),
-    "arcee": Family(),
+FAMILIES: Mapping[str, ModelFamily] = {
+    "llama": ModelFamily(),
+    "mistral": ModelFamily(),
+    "qwen2": ModelFamily(),
+    "qwen3": ModelFamily(head_norm=EACH_HEAD),
+    "gemma": ModelFamily(norm_offset=1.0, scaled_embedding=True),
+    "gemma2": ModelFamily(_SANDWICH, norm_offset=1.0, scaled_embedding=True),
+    "gemma3_text": ModelFamily(_SANDWICH, EACH_HEAD, norm_offset=1.0, scaled_embedding=True),
+    "phi3": ModelFamily(),
+    "granite": ModelFamily(),
+    "olmo2": ModelFamily(_AFTER, ALL_HEADS),
+    "arcee": ModelFamily(),
 }
 """By the config's ``model_type``."""
 

@@ -65,7 +65,7 @@ class Model(Structure):
     ]
 
 
-class Visible(Structure):
+class VisibleStruct(Structure):
     _fields_ = [
         *((name, c_void_p) for name in ("begin", "end", "base", "tree")),
         ("ends", c_int64),
@@ -81,12 +81,12 @@ class Tap(Structure):
     _fields_ = [("layer", c_int64), ("states", c_void_p)]
 
 
-class Step(Structure):
+class StepStruct(Structure):
     _fields_ = [
         ("rows", c_int64),
         ("nodes", c_int64),
         *((name, c_void_p) for name in ("tokens", "positions", "slots", "states", "lines")),
-        ("visible", POINTER(Visible)),
+        ("visible", POINTER(VisibleStruct)),
         ("cache", POINTER(LayerCache)),
         ("cache_rows", c_int64),
         ("cache_slots", c_int64),
@@ -111,7 +111,7 @@ class Ranking(Structure):
     ]
 
 
-class Draft(Structure):
+class DraftStruct(Structure):
     _fields_ = [
         ("rows", c_int64),
         ("width", c_int64),
@@ -165,9 +165,9 @@ class Library:
             self.product = self._function(
                 "fd_product", c_int32, c_void_p, POINTER(Matrix), c_void_p, c_int64, c_void_p, c_int64, c_int32
             )
-            self.forward = self._function("fd_forward", c_int32, c_void_p, POINTER(Model), POINTER(Step), c_int32)
+            self.forward = self._function("fd_forward", c_int32, c_void_p, POINTER(Model), POINTER(StepStruct), c_int32)
             self.rank = self._function("fd_rank", c_int32, c_void_p, POINTER(Ranking))
-            self.draft = self._function("fd_draft", c_int32, c_void_p, POINTER(Model), POINTER(Draft), c_int32)
+            self.draft = self._function("fd_draft", c_int32, c_void_p, POINTER(Model), POINTER(DraftStruct), c_int32)
             self.exponentials = self._function("fd_exponentials", None, c_void_p, c_int64, c_int64, c_void_p)
             self.choose = self._function("fd_choose", c_int64, c_void_p, c_int64, c_float, c_int64)
             self.advise_huge = self._function("fd_advise_huge", None, c_void_p, c_int64)

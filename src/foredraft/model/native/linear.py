@@ -6,7 +6,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from foredraft.model.linear.repackable import Repackable
-from foredraft.model.native.runner import Engine
+from foredraft.model.native.runner import KernelRuntime
 from foredraft.model.native.weights import Arena, PackedMatrix
 
 HEAD_BITS = 8
@@ -17,7 +17,7 @@ HEAD_BITS = 8
 class NativeLinear(nn.Module, Repackable):
     """A quantised ``nn.Linear`` without gradients; copies are plain layers."""
 
-    def __init__(self, engine: Engine, layer: nn.Linear, bits: int, arena: Arena) -> None:
+    def __init__(self, engine: KernelRuntime, layer: nn.Linear, bits: int, arena: Arena) -> None:
         super().__init__()
         self.in_features, self.out_features = layer.in_features, layer.out_features
         self.matrix = PackedMatrix.of_floats(engine.library, layer.weight, layer.bias, bits, arena)
@@ -46,7 +46,7 @@ class NativeLinear(nn.Module, Repackable):
 class NativeEmbedding(nn.Module, Repackable):
     """A quantised ``nn.Embedding`` without gradients; copies are plain layers."""
 
-    def __init__(self, engine: Engine, layer: nn.Embedding, bits: int, arena: Arena) -> None:
+    def __init__(self, engine: KernelRuntime, layer: nn.Embedding, bits: int, arena: Arena) -> None:
         super().__init__()
         self.matrix = PackedMatrix.of_floats(engine.library, layer.weight, None, bits, arena)
         self._engine = engine
@@ -64,7 +64,7 @@ class NativeEmbedding(nn.Module, Repackable):
         return layer
 
 
-def quantise_linears(net: nn.Module, engine: Engine, bits: int) -> None:
+def quantise_linears(net: nn.Module, engine: KernelRuntime, bits: int) -> None:
     """Replace the linear layers and embeddings of a head by quantised ones."""
     arena = Arena(engine.library)
     for module in list(net.modules()):

@@ -21,7 +21,7 @@ from foredraft.model.kv.cache import SlotCache
 from foredraft.model.kv.masks import StepIn, address
 from foredraft.model.native import library as c
 from foredraft.model.native.decoder import NO_SKIPS, Decoder, Skips
-from foredraft.model.native.runner import Engine, Runner, RunnerShape
+from foredraft.model.native.runner import KernelRuntime, Runner, RunnerShape
 from foredraft.model.native.weights import PackedMatrix
 from foredraft.model.threads import operators_in_one_thread
 
@@ -30,7 +30,7 @@ from foredraft.model.threads import operators_in_one_thread
 class NativeParts(TargetParts):
     """The parts of a model on the engine, as the kernels read them. ``embedding_factor``: of the embedding."""
 
-    engine: Engine
+    engine: KernelRuntime
     embedding: PackedMatrix
     embedding_factor: float
     output: PackedMatrix
@@ -74,7 +74,7 @@ class NativeLM(TargetModel):
         sizes = RunnerShape(
             shape.layers, shape.kv_heads, shape.head_dim, tuple(self.layout.kinds), shape.frequencies, self.max_length
         )
-        self.engine = Engine(decoder.library)
+        self.engine = KernelRuntime(decoder.library)
         self.runner = Runner(self.engine, sizes, kv_cache_dtype)
         self.kv_cache_dtype = kv_cache_dtype
         self._struct, self._kept = self._struct_without(NO_SKIPS)
@@ -241,6 +241,6 @@ class NativeLM(TargetModel):
         self._closed = self._holders <= 0
 
 
-def engine_of(owner: object) -> Engine | None:
+def engine_of(owner: object) -> KernelRuntime | None:
     """The engine of a model or of the parts of one that heads read; None if it is not a native one."""
     return owner.engine if isinstance(owner, (NativeParts, NativeLM)) else None

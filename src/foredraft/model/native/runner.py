@@ -24,7 +24,7 @@ MOST_GUESSES = 1024
 """Most guesses after a node that the kernels rank."""
 
 
-class Engine:
+class KernelRuntime:
     """The kernels' threads and buffers, for one call at a time: ``lock`` is held meanwhile."""
 
     def __init__(self, library: c.Library) -> None:
@@ -99,7 +99,7 @@ class Runner:
         kv_cache_dtype: of keys and values; see ``KV_DTYPES``. Those of int8 have their scales behind them.
     """
 
-    def __init__(self, engine: Engine, shape: RunnerShape, kv_cache_dtype: str) -> None:
+    def __init__(self, engine: KernelRuntime, shape: RunnerShape, kv_cache_dtype: str) -> None:
         self.engine = engine
         self.shape = shape
         self.kv, self._stored_in = KV_DTYPES[kv_cache_dtype]
@@ -108,13 +108,13 @@ class Runner:
         self._tables: list[Tensor] = []
         self.reserve(1)
 
-    def step(self, step: StepIn, cache: SlotCache) -> tuple[c.Step, object]:
+    def step(self, step: StepIn, cache: SlotCache) -> tuple[c.StepStruct, object]:
         """A step of the kernels without results, and what must live as long."""
         rows, nodes = step.tokens.shape
         tokens, positions, slots = (each.contiguous() for each in (step.tokens, step.positions, step.slots))
         lines = (c.c_int64 * rows)(*cache.lines(step.rows))
         visible, held = self._visible(step)
-        given = c.Step(
+        given = c.StepStruct(
             rows=rows,
             nodes=nodes,
             tokens=tokens.data_ptr(),
@@ -128,7 +128,7 @@ class Runner:
         )
         return given, (tokens, positions, slots, lines, held)
 
-    def forward(self, model: c.Model, step: c.Step, positions: Int[Tensor, "B N"]) -> None:
+    def forward(self, model: c.Model, step: c.StepStruct, positions: Int[Tensor, "B N"]) -> None:
         """Run the kernels, with larger rotary tables if a position is beyond them."""
         fault = self._attempt(model, step)
         if fault == c.BAD_POSITION and len(self._tables[0]) <= (highest := int(positions.max())) < self.shape.positions:
@@ -136,7 +136,7 @@ class Runner:
             fault = self._attempt(model, step)
         c.check(fault)
 
-    def _attempt(self, model: c.Model, step: c.Step) -> int:
+    def _attempt(self, model: c.Model, step: c.StepStruct) -> int:
         step.rotary, step.rotary_positions = self.tables()
         return self.engine.library.forward(self.engine.handle, model, step, kernel_threads())
 
@@ -159,8 +159,8 @@ class Runner:
             visible = step.visible[kind]
             nodes = 0 if visible.tree is None else visible.tree.shape[2]
             pointers = (pointer(part) for part in (visible.begin, visible.end, visible.base, visible.tree))
-            each.append(c.Visible(*pointers, visible.end.shape[1], nodes))
-        return (c.Visible * len(each))(*each), held
+            each.append(c.VisibleStruct(*pointers, visible.end.shape[1], nodes))
+        return (c.VisibleStruct * len(each))(*each), held
 
     def cache_pointers(self, cache: SlotCache) -> Any:
         """The buffers of each layer; looked up again when the cache has allocated others."""

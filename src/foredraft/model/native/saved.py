@@ -62,7 +62,7 @@ def save_weights(
     vectors_first = sorted(names, key=lambda name: len(shapes[name]) == 2)
 
     def write(file: BinaryIO) -> None:
-        out = _Writer(file, names, {"format": _FORMAT, "version": _VERSION, "weights": weights})
+        out = _SafetensorsWriter(file, names, {"format": _FORMAT, "version": _VERSION, "weights": weights})
         for name in vectors_first:
             found = source(name)
             if found is None:
@@ -75,7 +75,7 @@ def save_weights(
     atomic_write(folder / FILE, write)
 
 
-class _Writer:
+class _SafetensorsWriter:
     """Writes a safetensors file as its tensors come, in space for the header that is left before them.
 
     Vectors in float32 must come before matrices of smaller types, so that each tensor is aligned.

@@ -38,7 +38,7 @@ class _Copy(NamedTuple):
     end: int
 
 
-class _Pending(NamedTuple):
+class _PendingSelection(NamedTuple):
     """A row whose tokens are selected in the next forward."""
 
     row: int
@@ -80,7 +80,7 @@ class PartialLM(TargetModel):
         self._selection = selection
         self._left_out: dict[int, int] = {}  # tokens of each row that are not in the cache
         self._synced: dict[int, int] = {}  # committed tokens of each row that have been copied or left out
-        self._pending: dict[int, _Pending] = {}
+        self._pending: dict[int, _PendingSelection] = {}
         self._scores = AttentionScores(model.layers) if selection.counts else None
         self._probe()
 
@@ -145,7 +145,7 @@ class PartialLM(TargetModel):
                 evicted.append(row)
             elif not fits:
                 border = self._selection.border(end)
-                self._pending[row] = _Pending(row, border, end)
+                self._pending[row] = _PendingSelection(row, border, end)
                 self._left_out[row] = border - self._selection.budget
                 selected.append(row)
             self._synced[row] = end
@@ -199,7 +199,7 @@ class PartialLM(TargetModel):
     @torch.inference_mode()
     def forward(self, step: StepIn, cache: SlotCache, keep: Int[Tensor, "M"] | None = None) -> StepOut:
         step = step.within(cache.slots)
-        pending: dict[int, _Pending] = {}
+        pending: dict[int, _PendingSelection] = {}
         if self._pending:
             rows = enumerate(step.rows)
             pending = {index: self._pending.pop(row) for index, row in rows if row in self._pending}
@@ -208,7 +208,7 @@ class PartialLM(TargetModel):
         view = PassthroughView(cache, step)
         return self._model.run(step, view, keep, _GatherObserver(self, view, step.rows, pending, self._scores))
 
-    def gather(self, pending: _Pending, layer: int, query: Float[Tensor, "H E"], scale: float) -> None:
+    def gather(self, pending: _PendingSelection, layer: int, query: Float[Tensor, "H E"], scale: float) -> None:
         """Select a row's tokens in one layer; copy them and the tokens after the border from the full cache."""
         row, border, committed = pending
         full, own = self._full.stored(layer), self.cache.stored(layer)
@@ -266,7 +266,7 @@ class _GatherObserver(AttentionObserver):
         model: PartialLM,
         view: SlotView,
         rows: Sequence[int],
-        pending: dict[int, _Pending],
+        pending: dict[int, _PendingSelection],
         scores: AttentionScores | None,
     ) -> None:
         self.wants_weights = scores is not None

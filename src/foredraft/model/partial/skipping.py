@@ -64,7 +64,7 @@ class LayerSkipLM:
             return self.model.compute(step, cache, keep)
 
 
-class Layers(ABC):
+class DecoderLayers(ABC):
     """The decoder layers of a model."""
 
     model: LayeredLM
@@ -98,7 +98,7 @@ class Layers(ABC):
         """``without`` layers that exist."""
 
 
-def layers_of(model: TargetModel) -> Layers:
+def layers_of(model: TargetModel) -> DecoderLayers:
     """The layers of a model.
 
     Raises:
@@ -112,7 +112,7 @@ def layers_of(model: TargetModel) -> Layers:
 
 
 @final
-class _NativeLayers(Layers):
+class _NativeLayers(DecoderLayers):
     """Layers on the native engine."""
 
     def __init__(self, model: NativeLM) -> None:
@@ -126,7 +126,7 @@ class _NativeLayers(Layers):
 
 
 @final
-class _StockLayers(Layers):
+class _StockLayers(DecoderLayers):
     """The layers of a transformers model and their attention and MLP modules, found by two small forwards."""
 
     def __init__(self, model: CausalLM) -> None:

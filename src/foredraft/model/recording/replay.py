@@ -43,7 +43,7 @@ _WARM_UPS = 2
 """Runs before a capture: the first compiles kernels and allocates the workspaces of libraries."""
 
 
-class Sizes(NamedTuple):
+class PaddedSizes(NamedTuple):
     """``rows``: B, the size of the first dimension of all tensors, inputs and results. ``padded``: the size that a
     recording is made for; further rows hold zeros."""
 
@@ -74,7 +74,7 @@ class Replay:
     def __call__(
         self,
         segment: str,
-        sizes: Sizes,
+        sizes: PaddedSizes,
         function: Callable[..., T],
         *arguments: Any,
         otherwise: Callable[[], T] | None = None,
@@ -171,7 +171,7 @@ class Recorder(Replay, ABC):
     def __call__(
         self,
         segment: str,
-        sizes: Sizes,
+        sizes: PaddedSizes,
         function: Callable[..., T],
         *arguments: Any,
         otherwise: Callable[[], T] | None = None,

@@ -6,14 +6,14 @@ from typing import Any, TypeVar
 
 from foredraft.core.drafter import View
 from foredraft.model.kv.cache import SlotCache
-from foredraft.model.recording.replay import EAGER, Replay, Sizes
+from foredraft.model.recording.replay import EAGER, PaddedSizes, Replay
 
 T = TypeVar("T")
 
 
 def replay_for(
     replay: Replay, cache: SlotCache, version: object, count: int, free_rows: Container[int]
-) -> tuple[Replay, Sizes]:
+) -> tuple[Replay, PaddedSizes]:
     """How segments that read the first ``count`` rows of a cache run now.
 
     Rows are padded to the next power of two, if free rows follow in the cache's lines. Before the cache's buffers are
@@ -24,11 +24,11 @@ def replay_for(
         free_rows: rows of which the cache holds nothing, so that recordings may use them as padding.
     """
     if not replay.records or not cache.holds(0):
-        return EAGER, Sizes(count, count)
+        return EAGER, PaddedSizes(count, count)
     replay.renew((cache.version, version))
     padded = min(1 << (count - 1).bit_length(), cache.rows)
     following = cache.first(padded)[count:]
-    return replay, Sizes(count, padded if all(row in free_rows for row in following) else count)
+    return replay, PaddedSizes(count, padded if all(row in free_rows for row in following) else count)
 
 
 def run_rows(
@@ -63,5 +63,5 @@ def run_rows(
         count = len(view.lengths)
         return function(replace(view, rows=tuple(rows[:count]), lengths=view.lengths.clamp(min=1)), *arguments)
 
-    sizes, given = Sizes(len(view.rows), len(rows)), (view.recordable(history=view.warp.needs_paths), *arguments)
+    sizes, given = PaddedSizes(len(view.rows), len(rows)), (view.recordable(history=view.warp.needs_paths), *arguments)
     return replay(segment, sizes, recorded, *given, otherwise=eager, why_eager=why_eager)

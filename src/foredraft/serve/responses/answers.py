@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from foredraft.serve.answers import Answer, Metrics, TokenLogprob
+from foredraft.serve.answers import Answer, RequestMetrics, TokenLogprob
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
 
@@ -109,7 +109,7 @@ class Response(Answer):
     top_p: float
     truncation: Literal["disabled"]
     usage: ResponseUsage | None
-    metrics: Metrics | None = None
+    metrics: RequestMetrics | None = None
     lossless: bool | None = None
 
 

@@ -10,13 +10,13 @@ from foredraft.serve.responses.schema import (
     InputCall,
     InputItem,
     InputMessage,
-    Part,
+    MessagePart,
     ResponsesRequest,
     TextFormat,
 )
-from foredraft.serve.schema import ChatRequest, Sampling, Templated
+from foredraft.serve.schema import ChatRequest, SamplingFields, Templated
 
-_SHARED = (*Sampling.model_fields, *Templated.model_fields)
+_SHARED = (*SamplingFields.model_fields, *Templated.model_fields)
 
 
 def chat_of(body: ResponsesRequest) -> ChatRequest:
@@ -69,7 +69,7 @@ def _add(messages: list[dict[str, Any]], item: InputItem) -> None:
         messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
 
 
-def _text(content: str | list[Part]) -> str:
+def _text(content: str | list[MessagePart]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
 

@@ -6,7 +6,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticSerializationError, to_json
 
 from foredraft.core.errors import OptionError
-from foredraft.serve.schema import Body, List, Sampling, Templated
+from foredraft.serve.schema import Body, List, SamplingFields, Templated
 
 Forced = Literal["none", "auto", "required"]
 LOGPROBS = "message.output_text.logprobs"
@@ -30,7 +30,7 @@ _STORED = {
 """Fields that need a server that stores, and what to do instead."""
 
 
-class Part(Body):
+class MessagePart(Body):
     """Text of a message, also of one that an earlier answer holds."""
 
     type: Literal["input_text", "output_text"]
@@ -51,7 +51,7 @@ class InputMessage(Item):
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | List[Part]
+    content: str | List[MessagePart]
     phase: str | None = None
 
 
@@ -69,7 +69,7 @@ class InputResult(Item):
 
     type: Literal["function_call_output"]
     call_id: str
-    output: str | List[Part]
+    output: str | List[MessagePart]
 
 
 def _kind(item: Any) -> str:
@@ -134,7 +134,7 @@ class ResponseStreamOptions(Body):
     include_obfuscation: bool | None = None
 
 
-class ResponsesRequest(Sampling, Templated):
+class ResponsesRequest(SamplingFields, Templated):
     """Body of ``/v1/responses``. ``reasoning`` and ``max_tool_calls`` have no effect: there is none of either."""
 
     input: str | Annotated[List[InputItem], Field(min_length=1)]

@@ -20,7 +20,7 @@ from foredraft.engine.request import Sequence
 from foredraft.files.write import write_json
 from foredraft.train.checkpoint import Report
 from foredraft.train.interruptions import Interruptions
-from foredraft.train.pace import Pace
+from foredraft.train.pace import SpeedMeter
 
 _SECONDS = 5.0
 """Seconds between progress reports."""
@@ -50,7 +50,7 @@ class AnswerOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PromptPart:
     """Numbered prompts, and the file for their answers.
 
     first: number of the first prompt; the seed of the answer to prompt i is ``first + i + 1``.
@@ -64,7 +64,7 @@ class Part:
 
 
 @dataclass(slots=True, eq=False)
-class _Answer:
+class _RunningAnswer:
     """An answer in the making: its number, the tokens that an earlier call made, and the request for the rest."""
 
     number: int
@@ -84,7 +84,7 @@ class _Answer:
         return self.earlier + self.made
 
 
-class Answers:
+class PendingAnswers:
     """Answers to the prompts that have none in the file yet.
 
     Args:
@@ -93,12 +93,12 @@ class Answers:
             upper ``bound`` until several answers have ended.
     """
 
-    def __init__(self, generator: Generator, part: Part, options: AnswerOptions, report: Report) -> None:
+    def __init__(self, generator: Generator, part: PromptPart, options: AnswerOptions, report: Report) -> None:
         self._generator, self._part, self._options = generator, part, options
         self._kept = _Kept(part, options)
         self._waiting = iter(range(part.before, len(part.prompts)))
-        self._running: deque[_Answer] = deque()
-        self._progress = _Progress(report, part.before, len(part.prompts), options.new_tokens)
+        self._running: deque[_RunningAnswer] = deque()
+        self._progress = _AnswerProgress(report, part.before, len(part.prompts), options.new_tokens)
 
     def __iter__(self) -> abc.Generator[list[int], None, None]:
         """The answers' tokens in order; rows that are free take the next prompts.
@@ -136,7 +136,7 @@ class Answers:
             if len(made) < self._options.new_tokens and not set(made[-1:]) & set(self._generator.eos_token_ids):
                 params = self._options.params(self._part.first + number + 1, len(made))
                 sequence = self._generator.submit([self._part.prompts[number] + made], params)[0]
-            self._running.append(_Answer(number, made, sequence))
+            self._running.append(_RunningAnswer(number, made, sequence))
         return bool(self._running)
 
 
@@ -146,7 +146,7 @@ class _Kept:
     A later call with the same options reads it; what does not fit its prompts is ignored.
     """
 
-    def __init__(self, part: Part, options: AnswerOptions) -> None:
+    def __init__(self, part: PromptPart, options: AnswerOptions) -> None:
         self._path, self._prompts = part.out.with_name(f"{part.out.name}.unfinished"), part.prompts
         self._terms = {"new_tokens": options.new_tokens, "temperature": options.temperature}
         self._saved = time.monotonic()
@@ -166,12 +166,12 @@ class _Kept:
     def _own(self, each: dict[str, Any]) -> bool:
         return each["ids"][: each["prompt_length"]] == self._prompts[each["number"]]
 
-    def save_sometimes(self, running: Iterable[_Answer]) -> None:
+    def save_sometimes(self, running: Iterable[_RunningAnswer]) -> None:
         """Save if the file is old."""
         if time.monotonic() - self._saved >= _SAVE:
             self.save(running)
 
-    def save(self, running: Iterable[_Answer]) -> None:
+    def save(self, running: Iterable[_RunningAnswer]) -> None:
         """Replace the file; remove it if there is nothing to keep."""
         answers = [
             {"number": each.number, "ids": prompt + each.tokens, "prompt_length": len(prompt)}
@@ -185,23 +185,23 @@ class _Kept:
         self._saved = time.monotonic()
 
 
-class _Progress:
+class _AnswerProgress:
     """Reports the number of answers, the speed and the time left."""
 
     def __init__(self, report: Report, before: int, total: int, most: int) -> None:
         self._report, self._total, self._most = report, total, most
         self._written = self._before = before
         self._made = self._tokens = 0  # of written answers: tokens made in this call, and all
-        self._pace = Pace()
+        self._pace = SpeedMeter()
         self._updated = self._reported = time.perf_counter()
 
-    def wrote(self, answer: _Answer) -> None:
+    def wrote(self, answer: _RunningAnswer) -> None:
         """The answer has been written."""
         self._written += 1
         self._made += len(answer.made)
         self._tokens += len(answer.tokens)
 
-    def update(self, running: Iterable[_Answer]) -> None:
+    def update(self, running: Iterable[_RunningAnswer]) -> None:
         """Note the progress, and report it every few seconds."""
         now = time.perf_counter()
         if now - self._updated >= 1.0:
@@ -210,7 +210,7 @@ class _Progress:
         if now - self._reported >= _SECONDS:
             self.report(running)
 
-    def report(self, running: "deque[_Answer] | Iterable[_Answer]") -> None:
+    def report(self, running: "deque[_RunningAnswer] | Iterable[_RunningAnswer]") -> None:
         self._reported = time.perf_counter()
         line: dict[str, Any] = {"answers": self._written, "of": self._total}
         if (rate := self._pace.rate) is not None:
@@ -220,7 +220,7 @@ class _Progress:
             line |= {"left": left} | ({"bound": True} if rest and ended < _FEW else {})
         self._report(line)
 
-    def _rest(self, running: list[_Answer]) -> tuple[int, float]:
+    def _rest(self, running: list[_RunningAnswer]) -> tuple[int, float]:
         """The number of answers that have ended, and the tokens that are to be generated.
 
         While some still run, the mean length of those that have ended is too short. If all tokens are equally likely

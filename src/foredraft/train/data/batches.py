@@ -17,7 +17,7 @@ HELD_OUT = 16
 LEAST_WINDOWS = HELD_OUT + 1
 
 
-class Source(Protocol):
+class HiddenStateSource(Protocol):
     """A source of hidden states: the target, or a store."""
 
     def read(self, windows: list[int], tokens: Tensor, taps: tuple[int, ...]) -> dict[int, Tensor]: ...
@@ -30,7 +30,9 @@ class TrainBatches:
         DataError: too few windows.
     """
 
-    def __init__(self, store: TokenStore, source: Source, taps: tuple[int, ...], length: int, device: Any) -> None:
+    def __init__(
+        self, store: TokenStore, source: HiddenStateSource, taps: tuple[int, ...], length: int, device: Any
+    ) -> None:
         count = store.windows(length)
         if count < LEAST_WINDOWS:
             raise DataError(

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foredraft.train.data.batches import Source
+from foredraft.train.data.batches import HiddenStateSource
 
 _SPARE = 1 << 30  # bytes to leave free on the disk
 
@@ -36,7 +36,7 @@ class StoredFeatures:
     def __init__(
         self,
         parent: Path,
-        live: Source,
+        live: HiddenStateSource,
         taps: tuple[int, ...],
         shape: tuple[int, int, int],
         *,

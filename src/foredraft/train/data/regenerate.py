@@ -18,7 +18,7 @@ from foredraft.engine.generator import Generator
 from foredraft.files.read import json_object
 from foredraft.model.text.tokenizer import Tokenizer
 from foredraft.train.checkpoint import Report, lock_folder
-from foredraft.train.data.answers import AnswerOptions, Answers, Part
+from foredraft.train.data.answers import AnswerOptions, PendingAnswers, PromptPart
 from foredraft.train.data.batches import LEAST_WINDOWS
 from foredraft.train.data.sources import Sample, read_sources, sample_of, template_error
 
@@ -53,7 +53,7 @@ def regenerate(
     """Write the target's answers as JSON Lines of ids; resumes an interrupted call, also in the middle of answers.
 
     Args:
-        report: called with the progress of this process, see ``Answers``, and with a ``note`` on prompts left out.
+        report: called with the progress of this process, see ``PendingAnswers``, and a ``note`` on prompts left out.
         accelerator: of several processes that answer a part of the prompts each; the file is that of one process.
 
     Raises:
@@ -79,7 +79,7 @@ def write_answers(
         before = _answered(out, prompts)
         size = _Size(prompts, before, options)
         if accelerator is None or accelerator.num_processes == 1:
-            part = Part(prompts, 0, out, len(before))
+            part = PromptPart(prompts, 0, out, len(before))
             _answer(generator, part, options, report, size)
             return out
         index, processes, left = accelerator.process_index, accelerator.num_processes, len(prompts) - len(before)
@@ -87,7 +87,7 @@ def write_answers(
         files = [out.with_name(f".{out.name}.{begin}-{end}") for begin, end in pairwise(bounds)]
         accelerator.wait_for_everyone()  # all have read the file
         mine, file = prompts[bounds[index] : bounds[index + 1]], files[index]
-        _answer(generator, Part(mine, bounds[index], file, len(_answered(file, mine))), options, report)
+        _answer(generator, PromptPart(mine, bounds[index], file, len(_answered(file, mine))), options, report)
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
             _append(out, files)
@@ -153,11 +153,11 @@ def _fits(generator: Generator, prompt: list[int], options: RegenerateOptions) -
 
 
 def _answer(
-    generator: Generator, part: Part, options: RegenerateOptions, report: Report, size: _Size | None = None
+    generator: Generator, part: PromptPart, options: RegenerateOptions, report: Report, size: _Size | None = None
 ) -> None:
     """Append to the file what it lacks of the answers."""
     with part.out.open("a", encoding="utf-8") as file:
-        with contextlib.closing(iter(Answers(generator, part, options, report))) as answers:
+        with contextlib.closing(iter(PendingAnswers(generator, part, options, report))) as answers:
             for prompt, answer in zip(part.prompts[part.before :], answers, strict=True):
                 file.write(json.dumps({"ids": prompt + answer, "prompt_length": len(prompt)}) + "\n")
                 file.flush()

@@ -14,7 +14,7 @@ from foredraft.train.devices import autocast
 from foredraft.train.drafts import distil
 from foredraft.train.drafts.distil import DistilRecipe
 from foredraft.train.options import LoopOptions
-from foredraft.train.partial import Partial
+from foredraft.train.partial import ResumableState
 
 MIN_SHARE = 0.005
 """Smallest share of missed tokens to train on: even equal models differ this much, in near-ties, because the target's
@@ -50,7 +50,7 @@ def missed(
     """
     counts = np.where(_predicted(store, loop.length), store.counts, 0).astype(np.float32)
     terms, start = {"length": loop.length}, {"windows": 0, "counts": torch.from_numpy(counts)}
-    with Partial(path, terms, start, loop.checkpoint_seconds) as work:
+    with ResumableState(path, terms, start, loop.checkpoint_seconds) as work:
         for windows, batch in batches.every(loop.batch, work.state["windows"]):
             with autocast(batch.tokens.device, loop.precision):
                 right = recipe.agrees(batch)

@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from foredraft.model.hf.head_parts import parts_of
-from foredraft.model.hf.pruned_parts import Kept, Masks, Sizes, top_parts, uniform_masks
+from foredraft.model.hf.pruned_parts import Kept, Masks, TransformerSizes, top_parts, uniform_masks
 from foredraft.model.hf.pruning import Masking, sizes_of
 from foredraft.model.hf.taps import body
 from foredraft.train.losses import weighted_mean
-from foredraft.train.partial import Partial
+from foredraft.train.partial import ResumableState
 from foredraft.train.recipe import TrainBatch
 
 START: dict[str, Any] = {"removed": [], "losses": {}, "scored": 0, "totals": []}
@@ -23,9 +23,9 @@ START: dict[str, Any] = {"removed": [], "losses": {}, "scored": 0, "totals": []}
 def select_by_importance(
     model: Any,
     samples: Sequence[TrainBatch],
-    wanted: Sizes,
+    wanted: TransformerSizes,
     report: Callable[[str], None] = lambda sentence: None,
-    partial: Partial | None = None,
+    partial: ResumableState | None = None,
 ) -> Kept:
     """Select the parts to keep. The model must run with its own attention.
 
@@ -40,7 +40,7 @@ def select_by_importance(
     """
     sizes = sizes_of(model)
     masks = Masks(*(mask.to(model.device) for mask in uniform_masks(sizes)))
-    with Masking(model, masks) as masking, partial or Partial(None, {}, copy.deepcopy(START)) as work:
+    with Masking(model, masks) as masking, partial or ResumableState(None, {}, copy.deepcopy(START)) as work:
         for layer in work.state["removed"]:
             masks.layers[layer] = 0.0
         while len(work.state["removed"]) < sizes.layers - wanted.layers:
@@ -56,7 +56,7 @@ def select_by_importance(
 
 @torch.no_grad()
 def _least_important_layer(
-    model: Any, masking: Masking, samples: Sequence[TrainBatch], work: Partial
+    model: Any, masking: Masking, samples: Sequence[TrainBatch], work: ResumableState
 ) -> tuple[int, float]:
     """The layer whose removal gives the lowest mean loss, and that loss."""
     layers = masking.masks.layers
@@ -73,7 +73,7 @@ def _least_important_layer(
     return layer, losses[layer]
 
 
-def _scores(model: Any, masking: Masking, samples: Sequence[TrainBatch], work: Partial) -> Masks:
+def _scores(model: Any, masking: Masking, samples: Sequence[TrainBatch], work: ResumableState) -> Masks:
     """Mean absolute gradients by part; layers keep their factors as scores."""
     factors = masking.masks
     masking.masks = Masks(factors.layers, *(mask.requires_grad_(True) for mask in factors[1:]))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from foredraft.core.target_parts import FINAL
 from foredraft.model.hf.head_parts import parts_of
-from foredraft.model.hf.pruned_parts import Kept, Masks, Sizes, top_parts, uniform_masks
+from foredraft.model.hf.pruned_parts import Kept, Masks, TransformerSizes, top_parts, uniform_masks
 from foredraft.model.hf.pruning import Masking, sizes_of
 from foredraft.model.hf.taps import body
 from foredraft.train.drafts.distil import Teacher
@@ -37,7 +37,7 @@ class Shares(NamedTuple):
 class PruningMasks(nn.Module):
     """Hard-concrete masks; ``places`` are the gates' logits (location parameters)."""
 
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, sizes: TransformerSizes) -> None:
         super().__init__()
         opened = uniform_masks(sizes, _OPEN)._asdict()
         self.places = nn.ParameterDict({name: nn.Parameter(place) for name, place in opened.items()})
@@ -50,7 +50,7 @@ class PruningMasks(nn.Module):
             found[name] = _stretched((u.logit() + place) / _BETA)
         return Masks(**found)
 
-    def kept(self, wanted: Sizes) -> Kept:
+    def kept(self, wanted: TransformerSizes) -> Kept:
         """The most probable parts, of these sizes."""
         return top_parts(Masks(**dict(self.places.items())), wanted)
 
@@ -68,7 +68,7 @@ class Lagrange(nn.Module):
     layers, whose parts do not matter.
     """
 
-    def __init__(self, sizes: Sizes, wanted: Sizes) -> None:
+    def __init__(self, sizes: TransformerSizes, wanted: TransformerSizes) -> None:
         super().__init__()
         rows = {name: mask.shape[:-1] for name, mask in uniform_masks(sizes)._asdict().items()}
         self.linear = nn.ParameterDict({name: nn.Parameter(torch.zeros(shape)) for name, shape in rows.items()})
@@ -109,7 +109,7 @@ class Masked(nn.Module):
         tuned: train the weights too, in a copy.
     """
 
-    def __init__(self, model: Any, wanted: Sizes, tuned: bool) -> None:
+    def __init__(self, model: Any, wanted: TransformerSizes, tuned: bool) -> None:
         super().__init__()
         self.gates = PruningMasks(sizes_of(model))
         self.lagrange = Lagrange(sizes_of(model), wanted)

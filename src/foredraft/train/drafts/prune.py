@@ -11,7 +11,7 @@ from foredraft.core.sampling.params import check_known
 from foredraft.files.provenance import fingerprint
 from foredraft.files.read import read_json
 from foredraft.files.write import write_json
-from foredraft.model.hf.pruned_parts import Kept, Sizes
+from foredraft.model.hf.pruned_parts import Kept, TransformerSizes
 from foredraft.model.hf.pruning import cut
 from foredraft.train.drafts import distil
 from foredraft.train.drafts.distil import DraftRun, Teacher
@@ -19,7 +19,7 @@ from foredraft.train.drafts.importance import START, select_by_importance
 from foredraft.train.drafts.masks import Masked, MaskRecipe
 from foredraft.train.heads.validate import mean_losses
 from foredraft.train.loop import train
-from foredraft.train.partial import Partial
+from foredraft.train.partial import ResumableState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class PrunedShape:
         """
         return read_options(cls, "--shape", read_pairs(parts(text, ",")))
 
-    def of(self, sizes: Sizes) -> Sizes:
+    def of(self, sizes: TransformerSizes) -> TransformerSizes:
         """The pruned sizes of a model with these sizes.
 
         Raises:
@@ -63,7 +63,7 @@ class PrunedShape:
                 f"Invalid heads={self.heads}: {share} query heads share a key-value head, and groups are pruned whole; "
                 f"use kv_heads={near} (heads={near * share})."
             )
-        found = Sizes(
+        found = TransformerSizes(
             layers=self.layers or sizes.layers,
             hidden=self.hidden or sizes.hidden,
             intermediate=self.intermediate or sizes.intermediate,
@@ -103,7 +103,7 @@ class Options(distil.Options):
             raise OptionError("mask_lr must be above 0, rise above 0 and at most 1, and tune 0 or more.")
 
 
-def pruned(run: DraftRun, source: Any, wanted: Sizes) -> Any:
+def pruned(run: DraftRun, source: Any, wanted: TransformerSizes) -> Any:
     """Prune a model to the wanted sizes, without distillation; the run's kept.json has the kept indices.
 
     Args:
@@ -120,7 +120,7 @@ def pruned(run: DraftRun, source: Any, wanted: Sizes) -> Any:
     return cut(source, kept)
 
 
-def _select_by_importance(run: DraftRun, source: Any, wanted: Sizes) -> Kept:
+def _select_by_importance(run: DraftRun, source: Any, wanted: TransformerSizes) -> Kept:
     """The indices to keep, by importance, or as found by an earlier call."""
     context, count = run.context, run.options.samples
     path = context.folder / "kept.json"
@@ -132,14 +132,14 @@ def _select_by_importance(run: DraftRun, source: Any, wanted: Sizes) -> Kept:
     samples = [batches.batch(number, single, (0, 1)) for number in range(count)]
     source.requires_grad_(False)
     start, seconds = copy.deepcopy(START), run.loop.checkpoint_seconds
-    partial = Partial(context.folder / "importance.pt", terms, start, seconds)
+    partial = ResumableState(context.folder / "importance.pt", terms, start, seconds)
     kept = select_by_importance(source, samples, wanted, lambda sentence: run.report({"note": sentence}), partial)
     _write(path, kept, terms)
     partial.remove()
     return kept
 
 
-def _learn_masks(run: DraftRun, source: Any, wanted: Sizes) -> Masked:
+def _learn_masks(run: DraftRun, source: Any, wanted: TransformerSizes) -> Masked:
     """Learn masks in a resumable sub-run with its own folder."""
     context, options = run.context, run.options
     net = Masked(source, wanted, tuned=options.tune > 0)
