@@ -127,7 +127,7 @@ class Throwing(Drafter):
     def admit(self, row: int, prompt: Any, hidden: Any) -> None:
         self._throw("admit")
 
-    def read_ahead(self, row: int, prompt: Any, hidden: Any, room: Any) -> None:
+    def read_ahead(self, row: int, prompt: Any, hidden: Any, kv_size: Any) -> None:
         self._throw("read_ahead")
 
     def fuse(self, hidden: Any) -> Any:

@@ -141,7 +141,7 @@ def _silenced(raw: Any, text: list[int], count: int, start: int) -> list[int]:
 def stored(cache: SlotCache, row: int, start: int, end: int) -> list[Tensor]:
     layers = [layer for layer in range(4) if cache.holds(layer)]
     buffers = [buffer for layer in layers for buffer in cache.stored(layer)]
-    return [buffer[cache.line(row), :, start:end].clone() for buffer in buffers]
+    return [buffer[cache.buffer_row(row), :, start:end].clone() for buffer in buffers]
 
 
 @pytest.mark.parametrize("method", ["early_exit", "layer_skip"])

@@ -289,9 +289,9 @@ def test_the_context_ends(name: str, kind: str):
     prompts = tiny.prompts((40, 3, 45, 47))
     results = drafting(kind, target).generate(prompts, max_new_tokens=100)
     for prompt, result in zip(prompts, results, strict=True):
-        room = 48 - len(prompt)
-        assert result.tokens == plain(prompt, target, max_new_tokens=room)
-        assert (len(result.tokens), result.finish_reason) == (room, "length")
+        remaining = 48 - len(prompt)
+        assert result.tokens == plain(prompt, target, max_new_tokens=remaining)
+        assert (len(result.tokens), result.finish_reason) == (remaining, "length")
     with pytest.raises(PromptError, match="has 48 tokens; the model's context of 48 leaves no room"):
         drafting(kind, target).generate(tiny.prompts((48,))[0])
 

@@ -102,4 +102,4 @@ def test_no_step_copies_keys_and_values_after_the_first_rows_have_left(kind: str
         g.engine.step()
     assert all(each.tokens == wanted[: len(each.tokens)] for each, wanted in zip(sequences, alone, strict=True))
     views = [view for view, *_ in made]
-    assert {len(view.lines) for view in views} >= {7, 5} and all(view.adjacent is not None for view in views)
+    assert {len(view.buffer_rows) for view in views} >= {7, 5} and all(view.adjacent is not None for view in views)

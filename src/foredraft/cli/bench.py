@@ -135,10 +135,10 @@ def command(
     specs = [ArmSpec.parse(text) for text in compared.drafter]
     folders = calibrated(specs, compared.model) if shown.calibrate else {}
     with busy(f"Loading {compared.model}"):
-        made = make_arms(specs, compared.model, replace(compared, max_batch_size=max(what.batch_size)))
-    bench = Bench(made, settings, path, keep_texts=shown.texts)
+        arms = make_arms(specs, compared.model, replace(compared, max_batch_size=max(what.batch_size)))
+    bench = Bench(arms, settings, path, keep_texts=shown.texts)
     extra = ExtraMeasurements(
-        made, settings, sampling.temperature, what.batch_size if shown.costs else (), _first(prompts, shown.watch)
+        arms, settings, sampling.temperature, what.batch_size if shown.costs else (), _first(prompts, shown.watch)
     )
     try:
         with terminable():
@@ -149,7 +149,7 @@ def command(
     except KeyboardInterrupt as error:
         kept = f"Interrupted; {path} keeps what was measured, and the same command continues it."
         raise Interrupted(kept, error) from None
-    _show(path, shown, store_calibrations(made, folders))
+    _show(path, shown, store_calibrations(arms, folders))
 
 
 def _check(what: BenchPrompts, shown: BenchOutput) -> None:

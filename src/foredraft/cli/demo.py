@@ -139,10 +139,10 @@ class Contest:
         cls, sides: list[Side], prompt: "Prompt", params: SamplingParams, runs: int, refresh: Callable[[], None]
     ) -> "Contest":
         """Race the sides several times."""
-        begun = time.perf_counter()
+        started = time.perf_counter()
         stats: list[list[DecodeStats]] = []
         outputs: list[list[int]] = []
-        while len(stats) < runs and (not stats or time.perf_counter() - begun < _TIME_LIMIT):
+        while len(stats) < runs and (not stats or time.perf_counter() - started < _TIME_LIMIT):
             _race(sides, prompt, params, refresh)
             stats.append([side.stats for side in sides])
             outputs += [side.sequence.tokens for side in sides if side.sequence]

@@ -126,16 +126,16 @@ def flags(**groups: FlagGroup) -> Callable[[Callable[..., Any]], Callable[..., A
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         signature = inspect.signature(command)
         own = [each for name, each in signature.parameters.items() if name not in groups]
-        made = {name: group.parameters() for name, group in groups.items()}
+        parameters_of = {name: group.parameters() for name, group in groups.items()}
 
         @functools.wraps(command)
         def run(**given: Any) -> Any:
             for name, group in groups.items():
-                part = {each.name: given.pop(each.name) for each in made[name]}
+                part = {each.name: given.pop(each.name) for each in parameters_of[name]}
                 given[name] = group.make(part)
             return command(**given)
 
-        everything = [*own, *(each for parameters in made.values() for each in parameters)]
+        everything = [*own, *(each for parameters in parameters_of.values() for each in parameters)]
         run.__signature__ = signature.replace(parameters=everything)  # type: ignore[attr-defined]
         run.__annotations__ = {each.name: each.annotation for each in everything}
         return run

@@ -51,13 +51,13 @@ class Structure:
         Raises:
             OptionError: several were given, or one is not valid.
         """
-        made = [
+        all_kinds = [
             self.json_schema and Grammar.json_schema(_read(self.json_schema)),
             self.regex and Grammar.regex(self.regex),
             self.choices and Grammar.choice(self.choices),
             self.ebnf and Grammar.ebnf(_read(self.ebnf)),
         ]
-        given = [grammar for grammar in made if isinstance(grammar, Grammar)]
+        given = [grammar for grammar in all_kinds if isinstance(grammar, Grammar)]
         if len(given) > 1:
             raise OptionError("Give one of --json-schema, --regex, --choice and --ebnf.")
         return given[0] if given else None

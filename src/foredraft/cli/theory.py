@@ -111,9 +111,9 @@ def _predict(alpha: float, cost: float, operations: float, length: int | None) -
     best = theory.best_length(alpha, cost, _LONGEST)
     shown = {best.length} if length is None else {best.length, length}
     if length is None:  # some on both sides of the best
-        reach = min(max(8, best.length + best.length // 2), _LONGEST)
+        longest = min(max(8, best.length + best.length // 2), _LONGEST)
         near = {best.length - 1, best.length + 1} if best.length else set()
-        shown |= {k for k in {*_SHOWN, *near} if 1 <= k <= reach}
+        shown |= {k for k in {*_SHOWN, *near} if 1 <= k <= longest}
     rows = [
         TheoryRow(
             k,

@@ -108,21 +108,21 @@ def command(
     check_known("recipe", {method: None}, names.RECIPES)
     if not source.data:
         raise OptionError("No training data: give --data FILE.")
-    progress, begun = Progress(), False
+    progress, started = Progress(), False
     with terminable():
         try:
             _check_parts(method, head, small)
             asked = _TrainCommand(
                 method, model, Path(out), source, head, small, loop, _options(method, recipe or ()), device
             )
-            begun = True
-            made = asked.on_answers(progress).train(progress)
+            started = True
+            paths = asked.on_answers(progress).train(progress)
         except KeyboardInterrupt as error:
-            if not begun:  # torch may be half imported
+            if not started:  # torch may be half imported
                 raise Interrupted("Interrupted before the run began.", error) from None
             raise Interrupted(_kept(progress, Path(out)) if _leads() else "", error) from None
     if _leads():
-        errors().print(_use(method, made), style="dim", soft_wrap=True)
+        errors().print(_use(method, paths), style="dim", soft_wrap=True)
 
 
 def _leads() -> bool:
@@ -259,24 +259,24 @@ def _check_parts(method: str, head: HeadShape, small: Small) -> None:
             raise OptionError(f"The recipe {method} has no option --{each.name.replace('_', '-')}.")
 
 
-def _use(method: str, made: list[Path]) -> str:
+def _use(method: str, paths: list[Path]) -> str:
     """The path of the result, and how to use it."""
     from foredraft.train.heads.recipes import RECIPES
 
     if method in names.MODELS:
-        where = " and ".join(map(str, made))
-        subject = f"The draft model is in {where}." if len(made) == 1 else f"The draft models are in {where}."
-        return f"{subject} To use it: --drafter draft_model:{made[0]}"
-    use = f"--drafter {_drafts_as(method)[0]}:{made[0]}"
+        where = " and ".join(map(str, paths))
+        subject = f"The draft model is in {where}." if len(paths) == 1 else f"The draft models are in {where}."
+        return f"{subject} To use it: --drafter draft_model:{paths[0]}"
+    use = f"--drafter {_drafts_as(method)[0]}:{paths[0]}"
     if RECIPES[method].join is not None:
-        return f"The tuned target and its heads are in {made[0]}. To use them: --model {made[0]} {use}"
-    return f"The head is in {made[0]}. To use it: {use}"
+        return f"The tuned target and its heads are in {paths[0]}. To use them: --model {paths[0]} {use}"
+    return f"The head is in {paths[0]}. To use it: {use}"
 
 
 def _drafts_as(kind: str) -> list[str]:
     from foredraft.drafters import METHODS
 
-    made = {"hydra++": "hydra", "medusa2": "medusa"}.get(kind, kind)
+    head = {"hydra++": "hydra", "medusa2": "medusa"}.get(kind, kind)
     return sorted(
-        (name for name, method in METHODS.usable().items() if made in method.heads), key=lambda name: name != made
+        (name for name, method in METHODS.usable().items() if head in method.heads), key=lambda name: name != head
     )

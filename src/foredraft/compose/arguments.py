@@ -84,7 +84,7 @@ def taking(kind: Callable[_P, _O]) -> Callable[[Callable[[_O], _R]], Callable[_P
     def decorate(function: Callable[[_O], _R]) -> Callable[_P, _R]:
         @functools.wraps(function)
         def call(*args: _P.args, **given: _P.kwargs) -> _R:
-            return function(_made(kind, "load", *args, **given))
+            return function(_bound(kind, "load", *args, **given))
 
         _describe(call, inspect.signature(kind), kind)
         return call
@@ -98,7 +98,7 @@ def taking_method(kind: Callable[_P, _O]) -> Callable[[Callable[[_S, _O], _R]], 
     def decorate(method: Callable[[_S, _O], _R]) -> Callable[Concatenate[_S, _P], _R]:
         @functools.wraps(method)
         def call(self: _S, /, *args: _P.args, **given: _P.kwargs) -> _R:
-            return method(self, _made(kind, method.__qualname__.partition(".")[0], *args, **given))
+            return method(self, _bound(kind, method.__qualname__.partition(".")[0], *args, **given))
 
         first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
         own = inspect.signature(kind)
@@ -108,7 +108,7 @@ def taking_method(kind: Callable[_P, _O]) -> Callable[[Callable[[_S, _O], _R]], 
     return decorate
 
 
-def _made(kind: Callable[_P, _O], caller: str, *args: _P.args, **given: _P.kwargs) -> _O:
+def _bound(kind: Callable[_P, _O], caller: str, *args: _P.args, **given: _P.kwargs) -> _O:
     """The dataclass, after a check of the names; ``caller``: for error messages."""
     signature = inspect.signature(kind)
     check_known(f"argument of {caller}", given, list(signature.parameters), _ELSEWHERE)

@@ -165,16 +165,16 @@ class _Loader:
         if loaded.weights is not None and wanted not in (None, "auto", loaded.weights):
             raise OptionError(f"The folder holds weights in {loaded.weights}: leave weights out.")
         if (weights := loaded.quantised_to(wanted)) is not None:
-            made = with_weights(loaded.model, weights, owned=owned, file=loaded.file, kv_cache_dtype=kept)
+            target = with_weights(loaded.model, weights, owned=owned, file=loaded.file, kv_cache_dtype=kept)
         else:
-            made = acquire(loaded.model, fast=self._packed, owned=owned)
-        if kept not in (None, made.kv_cache_dtype):
-            made.release()
+            target = acquire(loaded.model, fast=self._packed, owned=owned)
+        if kept not in (None, target.kv_cache_dtype):
+            target.release()
             raise ModelError(
                 "kv_cache_dtype is for the native engine, and this model runs on transformers: leave it out, or choose "
                 "weights int4 or int8."
             )
-        return made
+        return target
 
     def _generator(
         self,
@@ -283,11 +283,11 @@ def _policy(spec: Spec | Drafter, drafter: Drafter) -> Policy:
         folder = None if spec.path is None else resolve(spec.path)
         length = None if folder is None else stored_acceptance_length(folder)
         prior = NEUTRAL if length is None else 1 - 1 / length  # assuming a constant acceptance rate
-        made = policy_for(spec.drafting, drafter.needs, off_from=spec.off_from, prior=prior)
+        policy = policy_for(spec.drafting, drafter.needs, off_from=spec.off_from, prior=prior)
         if folder is not None:
-            _restore(made, stored_calibration(folder, spec.name), f"{folder}/{CALIBRATION}", "delete it")
-        _restore(made, spec.learned or {}, "The tuned file", "run foredraft tune again")
-        return made
+            _restore(policy, stored_calibration(folder, spec.name), f"{folder}/{CALIBRATION}", "delete it")
+        _restore(policy, spec.learned or {}, "The tuned file", "run foredraft tune again")
+        return policy
     if spec.needs.max_nodes < 1:
         raise DrafterError(f"{spec.__class__.__name__}.needs.max_nodes is 0: set it to the size of its largest draft.")
     return Constant(drafter.needs.longest)

@@ -118,10 +118,10 @@ class RecentTimes:
             for seed, position in zip(noise.seeds.tolist(), noise.positions.tolist(), strict=True)
         ]
         known = {**self._before, **self._now}
-        made = self._exponentials or exponentials
+        make = self._exponentials or exponentials
         for key in keys:
             if key not in known:
-                known[key] = made(torch.tensor(target_bits(*key[:2])), vocab_size)
+                known[key] = make(torch.tensor(target_bits(*key[:2])), vocab_size)
         found = [known[key] for key in keys]
         self._now |= zip(keys, found, strict=True)
         return found[0][None] if len(found) == 1 else torch.stack(found)

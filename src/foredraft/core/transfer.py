@@ -14,13 +14,13 @@ def to_device(values: Sequence[int] | Sequence[Sequence[int]], device: torch.dev
     ``torch.tensor(values, device=...)`` copies from pageable memory, which waits until the device has done all its
     work; from pinned memory the copy takes its turn.
     """
-    made = torch.tensor(list(values), dtype=torch.long, pin_memory=device.type == "cuda")
-    return made.to(device, non_blocking=True)
+    pinned = torch.tensor(list(values), dtype=torch.long, pin_memory=device.type == "cuda")
+    return pinned.to(device, non_blocking=True)
 
 
 @final
 class HostCopy:
-    """A copy of a tensor on the host. On CUDA it takes its turn in the stream when this is made, so ``wait`` does not
+    """A copy of a tensor on the host. On CUDA it takes its turn in the stream when this is pinned, so ``wait`` does not
     wait for work that is launched afterwards. Of other devices it is the tensor itself, which is copied when it is
     read."""
 

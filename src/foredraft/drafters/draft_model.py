@@ -93,11 +93,11 @@ class DraftModel(RunnerDrafter[DraftRunner], BeamDrafter, Trainable):
         depth = min(plan.length, self.needs.longest)
         if depth == 0:
             return Draft(TokenTree.root(view.roots), Law.FIXED)
-        room, device = self.needs.max_nodes, view.lengths.device
+        max_nodes, device = self.needs.max_nodes, view.lengths.device
         if self._shape is not None:
             limits = self._shape.limits.within(plan)
             return self._runner.draft("tree", view, limits.expanded, self._tree, plan.on(device), limits)
-        return self._runner.draft("chain", view, room, drafted_chain, ChainLimits.of(plan, depth, device))
+        return self._runner.draft("chain", view, max_nodes, drafted_chain, ChainLimits.of(plan, depth, device))
 
     def _tree(self, view: View, forwards: Forwards, allowed: Int[Tensor, "B"], limits: TreeLimits) -> Draft:
         assert self._shape is not None
@@ -128,7 +128,7 @@ class WindowedRunner(DraftRunner):
         model, vocab_size, replay: see ``DraftRunner``.
         window: tokens, including those being drafted.
         sinks: how many of them are the first tokens.
-        room: the most nodes that are drafted.
+        max_nodes: the most nodes that are drafted.
         ahead: tokens by which a row may grow before it is rewound; at most a quarter of the window is kept free.
 
     Raises:
@@ -141,18 +141,20 @@ class WindowedRunner(DraftRunner):
         vocab_size: int,
         window: int,
         sinks: int,
-        room: int,
+        max_nodes: int,
         ahead: int = 0,
         *,
         replay: Replay = EAGER,
     ) -> None:
         super().__init__(model, vocab_size, replay)
-        self._stride = (window - sinks - room) // 4
+        self._stride = (window - sinks - max_nodes) // 4
         if sinks < 0 or self._stride < 1:
-            raise OptionError(f"A window of {window} tokens is too short for {sinks} sinks and {room} drafted nodes.")
+            raise OptionError(
+                f"A window of {window} tokens is too short for {sinks} sinks and {max_nodes} drafted nodes."
+            )
         if window > model.max_length:
             raise OptionError(f"A window of {window} tokens is longer than the draft's {model.max_length}.")
-        self._limit = window - room
+        self._limit = window - max_nodes
         self._sinks = sinks
         self._ahead = min(ahead, self._stride)
         self._begins: dict[int, int] = {}  # length of each row at the first read after a rewind

@@ -49,10 +49,10 @@ def measure_costs(
     cache = target.new_cache()
     cache.reserve(batch, cached + sizes[-1])
     times: dict[int, list[float]] = {nodes: [] for nodes in sizes}
-    begun = time.perf_counter()
+    started = time.perf_counter()
     for repeat in range(_REPEATS + 1):
         for nodes in sizes:
-            if repeat and time.perf_counter() - begun > budget:
+            if repeat and time.perf_counter() - started > budget:
                 continue
             if repeat == 1:
                 times[nodes].clear()  # the first round is a warm-up, used only if there is no second

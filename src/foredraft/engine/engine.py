@@ -140,8 +140,8 @@ class Engine:
             ModelError: the engine or its target was closed, or the target was changed.
         """
         self.check_tokens(prompt)
-        room = self.target.max_length - len(prompt)
-        if room < 1:
+        remaining = self.target.max_length - len(prompt)
+        if remaining < 1:
             raise PromptError(
                 f"The prompt has {len(prompt)} tokens; the model's context of {self.target.max_length} leaves no room "
                 "for a new one."
@@ -150,7 +150,7 @@ class Engine:
             params = replace(params, prediction=params.prediction[: self.target.max_length])  # no output is longer
         check_token_ids(params, self.target.vocab_size)
         eos_ids = params.eos_token_id if params.eos_token_id is not None else tuple(eos)
-        rules = StopRules(min(params.max_new_tokens, room), frozenset(eos_ids))
+        rules = StopRules(min(params.max_new_tokens, remaining), frozenset(eos_ids))
         request = Request(tuple(prompt), params, rules, self.compile_grammar(params.grammar))
         self._admission.check(request)
         return request

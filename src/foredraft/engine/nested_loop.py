@@ -131,8 +131,8 @@ class NestedLoop:
         Args:
             logits: return them.
         """
-        room = [self._middle.max_length - length for length in view.host_lengths]
-        lengths = [max(0, min(length, most)) for length, most in zip(lengths, room, strict=True)]
+        remaining = [self._middle.max_length - length for length in view.host_lengths]
+        lengths = [max(0, min(length, most)) for length, most in zip(lengths, remaining, strict=True)]
         if not any(lengths):
             return Extension(Draft(TokenTree.root(view.roots), Law.FIXED))
         roots = self._catch_up(view) if self._parts.sync is None else self._parts.sync(view)

@@ -301,9 +301,9 @@ def failure(error: Exception) -> ForedraftError:
     """The error of a request that another error ended; the request's own fault stays as it is."""
     if isinstance(error, OptionError):
         return error
-    made = ForedraftError(f"This request failed: {error}")
-    made.__cause__ = error
-    return made
+    failed = ForedraftError(f"This request failed: {error}")
+    failed.__cause__ = error
+    return failed
 
 
 def fail_all(sequences: Iterable[Sequence], reason: str) -> None:

@@ -54,10 +54,10 @@ class Batch:
     """Sequences with their row numbers, and the tensors that a step reads.
 
     History [R, L], lengths and seeds [R] are buffers that steps and changes of the batch update in place: the first B
-    lines are the rows in flight, in the order of the batch. A row number is the sequence's index in the caches and
-    never changes; a row's line does, since the last row takes the place of one that ends.
+    rows are those in flight, in the order of the batch. A row number is the sequence's index in the caches and
+    never changes; its index in the buffers does, since the last row takes the place of one that ends.
 
-    A change writes to lines out of use first and takes effect by one assignment, so an interruption leaves the batch
+    A change writes to rows out of use first and takes effect by one assignment, so an interruption leaves the batch
     as it was before or after.
 
     Args:
@@ -200,10 +200,10 @@ class Batch:
         host_lengths = self.host_lengths
         self._reserve(len(emitted), max(host_lengths) + max(map(len, emitted)))
         history, lengths, tips, _ = self._on_host
-        for line, (length, tokens) in enumerate(zip(host_lengths, emitted, strict=True)):
-            history[line, length : length + len(tokens)] = tokens
-            lengths[line] = length + len(tokens)
-            tips[line] = tokens[-1]
+        for index, (length, tokens) in enumerate(zip(host_lengths, emitted, strict=True)):
+            history[index, length : length + len(tokens)] = tokens
+            lengths[index] = length + len(tokens)
+            tips[index] = tokens[-1]
 
     def _reserve(self, rows: int, length: int) -> None:
         """Make room for rows of this many tokens and a step beyond them; keeps the contents."""

@@ -27,18 +27,18 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     for each in (signal.SIGINT, signal.SIGTERM):  # meant for the server, which closes the socket
         signal.signal(each, signal.SIG_IGN)
-    made = pickle.loads(_exactly(control, struct.unpack("<Q", _exactly(control, 8))[0]))()
+    context = pickle.loads(_exactly(control, struct.unpack("<Q", _exactly(control, 8))[0]))()
     gc.collect()
     gc.freeze()  # collections in children copy no pages
-    _ForkServer(control, made).run()
+    _ForkServer(control, context).run()
 
 
 class _ForkServer:
     """The loop: starts a child for each connection that arrives, kills those whose connection is closed."""
 
-    def __init__(self, control: socket.socket, made: Any) -> None:
+    def __init__(self, control: socket.socket, context: Any) -> None:
         self._control = control
-        self._made = made
+        self._context = context
         self._children: dict[int, socket.socket] = {}  # connections, by process
         self._pausable: set[int] = set()  # of the children
         self._woken, waker = socket.socketpair()
@@ -104,7 +104,7 @@ class _ForkServer:
             with open(os.devnull, "w") as nowhere:
                 os.dup2(nowhere.fileno(), 2)  # native code writes there why it aborts
             with connection:
-                _call(connection, self._made)
+                _call(connection, self._context)
             status = 0
         except BrokenPipeError:  # nobody waits any more
             pass
@@ -124,7 +124,7 @@ class _ForkServer:
                         connection.sendall(ENDED.pack(status, used.ru_utime + used.ru_stime))
 
 
-def _call(connection: socket.socket, made: Any) -> None:
+def _call(connection: socket.socket, context: Any) -> None:
     """Read a call, run it within its limits, and write its result, or what it raised."""
     received = b""
     while more := connection.recv(2**20):
@@ -132,7 +132,7 @@ def _call(connection: socket.socket, made: Any) -> None:
     function, args, limits = pickle.loads(received)
     _limit(limits)
     try:
-        answer = False, function(made, *args)
+        answer = False, function(context, *args)
     except MemoryError:
         raise
     except Exception as error:

@@ -130,7 +130,7 @@ class _Server:
     @classmethod
     def start(cls, make: Callable[[], Any]) -> "_Server":
         """Start it; returns when it has read ``make``."""
-        made = pickle.dumps(make)
+        payload = pickle.dumps(make)
         control, theirs = socket.socketpair()
         path = os.pathsep.join(filter(None, sys.path))  # with the folder of remote code, if a tokenizer has any
         with theirs:
@@ -140,7 +140,7 @@ class _Server:
                 pass_fds=[theirs.fileno()],
                 env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
             )
-        control.sendall(struct.pack("<Q", len(made)) + made)
+        control.sendall(struct.pack("<Q", len(payload)) + payload)
         return cls(process, control)
 
     async def answer(self, kind: bytes, call: bytes) -> bytes:

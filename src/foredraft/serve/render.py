@@ -225,8 +225,8 @@ class ChatRenderer(TurnRenderer):
         text, calls = self._read_more(update)
         delta: dict[str, Any] = {"content": text} if text or (update.result is None and not calls) else {}
         if calls:
-            made = self._calls(update.index, calls)
-            delta["tool_calls"] = [call.model_copy(update={"index": i}) for i, call in enumerate(made)]
+            tool_calls = self._calls(update.index, calls)
+            delta["tool_calls"] = [call.model_copy(update={"index": i}) for i, call in enumerate(tool_calls)]
         fields = self._choice_fields(update, update.result, called=bool(calls))
         logprobs = self._chat_logprobs(update.logprobs)
         choice = ChatChunkChoice(index=update.index, delta=Delta(**delta), logprobs=logprobs, **fields)

@@ -93,7 +93,7 @@ def _bare(text: str) -> Parsed:
             found, end = json.JSONDecoder().raw_decode(rest)
         except (ValueError, RecursionError):
             return Parsed(text, [])
-        call = _made(found, "parameters") or _made(found, "arguments")
+        call = _described(found, "parameters") or _described(found, "arguments")
         if call is None:
             return Parsed(text, [])
         calls.append(call)
@@ -103,12 +103,12 @@ def _bare(text: str) -> Parsed:
 
 def _call(text: str, arguments: str) -> CalledFunction | None:
     try:
-        return _made(json.loads(text), arguments)
+        return _described(json.loads(text), arguments)
     except (ValueError, RecursionError):
         return None
 
 
-def _made(found: Any, arguments: str) -> CalledFunction | None:
+def _described(found: Any, arguments: str) -> CalledFunction | None:
     """The call that a JSON value describes; None if it describes none."""
     if not isinstance(found, dict) or not isinstance(found.get("name"), str):
         return None

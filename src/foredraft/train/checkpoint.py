@@ -80,8 +80,8 @@ def check_resume(folder: Path, terms: dict[str, Any], write: bool) -> None:
     terms = json.loads(json.dumps(terms))
     if (folder / "checkpoint.pt").exists():
         remedy = "delete it to resume with the current options, or use another folder"
-        begun = read_json(path, "the settings of the run,", remedy, DataError) if path.exists() else {}
-        if changed := {key for key, value in terms.items() if begun.get(key, value) != value}:
+        stored = read_json(path, "the settings of the run,", remedy, DataError) if path.exists() else {}
+        if changed := {key for key, value in terms.items() if stored.get(key, value) != value}:
             raise _settings_changed(folder, changed)
     elif write:
         write_json(path, terms, DataError)
@@ -123,13 +123,13 @@ class Checkpoints:
             return RunState()
         try:
             saved = torch.load(self._path, map_location="cpu", weights_only=True)
-            net, optimizer, begun = (saved[name] for name in ("net", "optimizer", "options"))
-            if not all(isinstance(part, dict) for part in (net, optimizer, begun)):
+            net, optimizer, options = (saved[name] for name in ("net", "optimizer", "options"))
+            if not all(isinstance(part, dict) for part in (net, optimizer, options)):
                 raise TypeError("parts of a checkpoint are dictionaries")
             state = RunState(int(saved["step"]), float(saved["seconds"]))
         except Exception as error:  # torch raises many kinds for a broken file
             raise DataError(f"Cannot read the checkpoint {self._path}; delete it to start over.") from error
-        changed = {key for key in self._options.keys() - REPORTING if begun.get(key) != self._options[key]}
+        changed = {key for key in self._options.keys() - REPORTING if options.get(key) != self._options[key]}
         if changed:
             raise _settings_changed(self._path.parent, changed)
         try:

@@ -31,13 +31,13 @@ def accelerator(cpu: bool = False, partial: bool = False) -> "Accelerator":
     except ImportError as error:
         raise OptionError("Training needs the package accelerate: pip install 'foredraft[train]'.") from error
     handlers = [InitProcessGroupKwargs(timeout=_TIMEOUT), DistributedDataParallelKwargs(find_unused_parameters=partial)]
-    made = Accelerator(cpu=cpu, kwargs_handlers=handlers)
-    if made.distributed_type in ("FSDP", "DEEPSPEED", "MEGATRON_LM"):
+    accelerator = Accelerator(cpu=cpu, kwargs_handlers=handlers)
+    if accelerator.distributed_type in ("FSDP", "DEEPSPEED", "MEGATRON_LM"):
         raise OptionError(
             "Training keeps all of the trained weights in every process, and accelerate is set to "
-            f"{made.distributed_type.value}: start it with torchrun, without that setting."
+            f"{accelerator.distributed_type.value}: start it with torchrun, without that setting."
         )
-    return made
+    return accelerator
 
 
 def leads() -> bool:

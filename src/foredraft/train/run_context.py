@@ -65,14 +65,14 @@ class RunContext:
         folder = Path(out)
         accelerator = devices.accelerator(cpu=device == "cpu", partial=partial)
         with lock_folder(folder) if accelerator.is_main_process else contextlib.nullcontext():
-            context = cls._made(target_name, folder, data, device, accelerator)
+            context = cls._of(target_name, folder, data, device, accelerator)
             try:
                 yield context
             finally:
                 context.target.release()
 
     @classmethod
-    def _made(
+    def _of(
         cls, target_name: str, folder: Path, data: Data, device: str | None, accelerator: "Accelerator"
     ) -> "RunContext":
         if device not in (None, accelerator.device.type):

@@ -253,10 +253,12 @@ def test_rows_in_order_are_not_copied_from_the_host(monkeypatch: pytest.MonkeyPa
     cache = model.new_cache()
     cache.reserve(4, 7)
     view = SlotView(cache, model.address(tree, ends, [2, 0, 1], 7))
-    assert view.lines.tolist() == [2, 0, 1] and view.adjacent is None
+    assert view.buffer_rows.tolist() == [2, 0, 1] and view.adjacent is None
     monkeypatch.setattr(torch, "tensor", None)
     view = SlotView(cache, model.address(tree, ends, (1, 2, 3), 7))
-    assert view.lines.tolist() == [1, 2, 3] and view.adjacent == slice(1, 4) and view.lines.dtype == torch.long
+    assert (
+        view.buffer_rows.tolist() == [1, 2, 3] and view.adjacent == slice(1, 4) and view.buffer_rows.dtype == torch.long
+    )
 
 
 @pytest.fixture

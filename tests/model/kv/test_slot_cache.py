@@ -30,7 +30,7 @@ def write(store: SlotCache, rows: list[int], slots: list[list[int]], kv_extent: 
 
 def peek(store: SlotCache, rows: list[int], kv_extent: int = 16):
     """Keys and values of these rows, both layers."""
-    rows = store.lines(rows)
+    rows = store.buffer_rows(rows)
     return [
         (store._keys[layer][rows, :, :kv_extent], store._values[layer][rows, :, :kv_extent]) for layer in range(LAYERS)
     ]
@@ -82,7 +82,7 @@ def test_arranged_rows_keep_their_contents_and_come_first(order: list[int]):
     store = filled()
     before = peek(store, [0, 1, 2, 3])
     store.arrange(order)
-    assert store.lines(order) == list(range(len(order)))
+    assert store.buffer_rows(order) == list(range(len(order)))
     assert same(peek(store, [0, 1, 2, 3]), before)
     store.reserve(6, BUCKET + 1)
     store.arrange([*order, 5])
@@ -167,7 +167,7 @@ def test_clear_keeps_the_memory_for_rows_of_the_same_length():
     store.clear()
     store.reserve(2, 3)
     assert store._keys[0] is before and store.nbytes == size and store.kv_size == (4, BUCKET)
-    assert store.lines([0, 1, 2]) == [0, 1, 2]
+    assert store.buffer_rows([0, 1, 2]) == [0, 1, 2]
     store.zero([1])
     assert not any(each.any() for pair in peek(store, [1]) for each in pair), "what it held before is known to be there"
     for rows, slots in ((5, 3), (1, BUCKET + 1), (1, 1)):

@@ -161,7 +161,7 @@ static void forward(
     Visible visible = {NULL, end, base, tree, nodes, parents ? nodes : 0};
     const float *tables[] = {made->rotary};
     Step step = {
-        .rows = rows, .nodes = nodes, .tokens = tokens, .positions = positions, .slots = slots, .lines = lines,
+        .rows = rows, .nodes = nodes, .tokens = tokens, .positions = positions, .slots = slots, .buffer_rows = lines,
         .visible = &visible, .cache = cache->layers, .cache_rows = ROWS, .cache_slots = SLOTS, .rotary = tables,
         .rotary_positions = made->positions, .logits = logits, .logits_stride = stride};
     CHECK(fd_forward(engine, &made->model, &step, threads) == OK);
@@ -227,7 +227,7 @@ static void check_refusals(const Random *made, Engine *engine) {
     for (int change = 0; change < 12; change++) {
         Visible visible = {NULL, &end, &base, &tree, 1, 1};
         Step step = {
-            .rows = 1, .nodes = 1, .tokens = &token, .positions = &position, .slots = &slot, .lines = &line,
+            .rows = 1, .nodes = 1, .tokens = &token, .positions = &position, .slots = &slot, .buffer_rows = &line,
             .visible = &visible, .cache = cache.layers, .cache_rows = ROWS, .cache_slots = SLOTS, .rotary = tables,
             .rotary_positions = made->positions, .keep = &keep, .kept = 1, .logits = logits, .logits_stride = 128};
         token = 1, position = 0, slot = 0, line = 0, end = 0, base = 0, keep = 0;
@@ -379,7 +379,7 @@ static void check_ranking(void) {
 enum { LENGTH = 40, TREE = 9, DEEP = 4, WIDE = 3 };
 
 typedef struct {
-    int64_t tokens[ROWS * (1 + TREE)], parents[ROWS * (1 + TREE)], made[2];
+    int64_t tokens[ROWS * (1 + TREE)], parents[ROWS * (1 + TREE)], drafted[2];
     float scores[ROWS * (1 + TREE)];
 } Drafted;
 
@@ -393,12 +393,12 @@ static void draft(Engine *engine, const Random *made, Cache *cache, int64_t firs
     const float *tables[] = {made->rotary};
     Draft d = {
         .rows = rows, .width = LENGTH, .history = history + first * LENGTH, .history_stride = LENGTH, .lengths = all_lengths + first,
-        .lines = all_lines + first, .ahead = made->model.entry != TOKENS, .states = states, .places = all_lines + first,
+        .buffer_rows = all_lines + first, .ahead = made->model.entry != TOKENS, .states = states, .places = all_lines + first,
         .state_rows = ROWS, .state_slots = LENGTH, .carried = made->model.layers + 1, .cache = cache->layers, .cache_rows = ROWS,
         .cache_slots = SLOTS, .rotary = tables, .rotary_positions = made->positions, .windows = &window, .nodes = TREE,
         .depth = DEEP, .expanded = WIDE, .children = 4, .allowed = all + first, .count = made->model.outputs - 1, .ids = ids,
         .temperatures = temperatures + first, .seeds = seeds + first, .numbers = numbers + first, .raced = raced + first,
-        .tokens = out->tokens, .parents = out->parents, .scores = out->scores, .made = out->made};
+        .tokens = out->tokens, .parents = out->parents, .scores = out->scores, .drafted = out->drafted};
     CHECK(fd_draft(engine, &made->model, &d, 1 + (int32_t)(rows % 2)) == expected);
     if (expected) return;
     Draft wrong = d;
@@ -433,11 +433,11 @@ static void check_drafts(const Random *made, Engine *engine) {
     for (int named = 0; named < 2; named++) {
         Cache cache = new_cache(&made->model);
         draft(engine, made, &cache, 0, ROWS, history, states, named ? ids : NULL, &all, OK);
-        CHECK(all.made[0] == TREE && all.made[1] >= 2 && all.made[1] <= DEEP);
+        CHECK(all.drafted[0] == TREE && all.drafted[1] >= 2 && all.drafted[1] <= DEEP);
         for (int64_t b = 0; b < ROWS; b++) {
             memset(&own, 0, sizeof own);
             draft(engine, made, &cache, b, 1, history, states, named ? ids : NULL, &own, OK);
-            CHECK(own.made[0] == all.made[0]);
+            CHECK(own.drafted[0] == all.drafted[0]);
             CHECK(!memcmp(own.tokens, all.tokens + b * width, sizeof(int64_t) * width));
             CHECK(!memcmp(own.parents, all.parents + b * width, sizeof(int64_t) * width));
             CHECK(!memcmp(own.scores, all.scores + b * width, sizeof(float) * width));

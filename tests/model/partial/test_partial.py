@@ -114,7 +114,7 @@ def test_chunks_are_those_of_a_brute_force_search_in_every_layer():
         assert chosen.tolist() == brute_force(query, keys, 16, 4)
         for whole, own in zip(stored, partial.cache.stored(layer), strict=True):
             wanted = torch.stack([whole[row, k, chosen[k]] for k in range(2)])
-            held = own[partial.cache.line(row)]
+            held = own[partial.cache.buffer_row(row)]
             assert torch.equal(held[:, :16], wanted)
             assert torch.equal(held[:, 16 : 16 + committed - border], whole[row, :, border:committed])
     assert any((a[3][0] != a[3][1]).any() for a in kind.asked), "every head has chosen the same"
@@ -274,7 +274,7 @@ def test_ragged_rows_are_taken_in_together_as_one_by_one():
                 for row, length in zip(rows, sets, strict=True):
                     assert one.left_out(row) == all_at_once.left_out(row)
                     end = min(length - 1 - one.left_out(row), all_at_once.capacity)
-                    alone, together = slow[one.cache.line(row)], fast[all_at_once.cache.line(row)]
+                    alone, together = slow[one.cache.buffer_row(row)], fast[all_at_once.cache.buffer_row(row)]
                     assert torch.equal(alone[:, :end], together[:, :end])
 
 

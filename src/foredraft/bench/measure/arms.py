@@ -144,19 +144,19 @@ def make_arms(specs: Sequence[ArmSpec], model: str, options: LoadOptions) -> lis
         raise OptionError(
             f"{stock} runs in one process: with tensor_parallel, name other arms, such as -d none -d auto."
         )
-    made: dict[str, BenchArm] = {}
+    arms: dict[str, BenchArm] = {}
     if ours:
         generators = build_generators(model, [each.spec for each in ours], options)
         for each, generator in zip(ours, generators, strict=True):
-            made[each.name] = LoopArm(each.name, generator, options.max_batch_size)
+            arms[each.name] = LoopArm(each.name, generator, options.max_batch_size)
     if len(ours) < len(specs):
-        made |= _stock_arms([each for each in specs if each.stock], model, options)
-    return [made[name] for name in names]
+        arms |= _stock_arms([each for each in specs if each.stock], model, options)
+    return [arms[name] for name in names]
 
 
 def _stock_arms(specs: Sequence[ArmSpec], name: str, options: LoadOptions) -> dict[str, BenchArm]:
     model = _stock_model(name, options)
-    made: dict[str, BenchArm] = {}
+    arms: dict[str, BenchArm] = {}
     for each in specs:
         kind, _, path = each.spec.partition(":")
         assistant = None
@@ -168,8 +168,8 @@ def _stock_arms(specs: Sequence[ArmSpec], name: str, options: LoadOptions) -> di
         elif path:
             raise OptionError(f"{kind} takes no path.")
         lookup = _LOOKUP if kind == "transformers_lookup" else 0
-        made[each.name] = StockArm(each.name, model, options.max_batch_size, assistant, lookup)
-    return made
+        arms[each.name] = StockArm(each.name, model, options.max_batch_size, assistant, lookup)
+    return arms
 
 
 def _stock_model(name: str, options: LoadOptions) -> HFBaseline:

@@ -207,12 +207,12 @@ def read_runs(path: str | Path) -> RunFile:
             found.provenance.append(record)
             model = record.get("settings", {}).get("model", "")
         elif kind == "run":
-            run = _made(where, Run, record, model)
+            run = _parsed(where, Run, record, model)
             runs[(run.arm, run.unit)] = run
         elif kind == "cost":
-            found.costs.append(_made(where, Cost, record, model))
+            found.costs.append(_parsed(where, Cost, record, model))
         elif kind == "watch":
-            found.watched.append(_made(where, Watched, record, model))
+            found.watched.append(_parsed(where, Watched, record, model))
         elif not record.keys().isdisjoint(_LOGGED):
             found.training.append({**_logged(where, record), "run": path.resolve().parent.name})
         else:
@@ -259,7 +259,7 @@ def _check_maker(path: Path, provenance: dict[str, Any]) -> None:
         raise DataError(f"{path} is a record of {command!r}, not of foredraft bench or of a training run.")
 
 
-def _made(where: str, kind: type[T], record: dict[str, Any], model: str) -> T:
+def _parsed(where: str, kind: type[T], record: dict[str, Any], model: str) -> T:
     known = {each.name for each in fields(kind)}
     unknown = sorted(set(record) - known)
     if unknown:

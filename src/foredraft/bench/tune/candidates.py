@@ -73,8 +73,8 @@ def _chain(option: str, longest: int, shape: str = ""):
         if fixed & {option, shape}:
             return _fixed(base, given, fixed)
         lengths = [length for length in _LENGTHS if length <= longest]
-        made = [_candidate(base, given, [f"{option}={k}"], DraftSize(k, k)) for k in lengths]
-        return [([f"{option}={longest}"], made)]
+        chains = [_candidate(base, given, [f"{option}={k}"], DraftSize(k, k)) for k in lengths]
+        return [([f"{option}={longest}"], chains)]
 
     return make
 

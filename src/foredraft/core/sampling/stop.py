@@ -23,8 +23,8 @@ class StopRules:
 
     def cut(self, before: int, block: Sequence[int]) -> Cut:
         """Where to cut a block of new tokens when ``before`` tokens were generated earlier."""
-        room = self.max_new_tokens - before
-        for index, token in enumerate(block[:room]):
+        remaining = self.max_new_tokens - before
+        for index, token in enumerate(block[:remaining]):
             if token in self.eos_token_ids:
                 return Cut(index + 1, "stop")
-        return Cut(room, "length") if len(block) >= room else Cut(len(block), None)
+        return Cut(remaining, "length") if len(block) >= remaining else Cut(len(block), None)

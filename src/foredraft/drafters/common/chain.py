@@ -102,8 +102,8 @@ def build_chain(
     going = allowed > 0
     for i in range(1, depth + 1):
         paths = Paths(view.history, view.lengths, TokenTree.chain(torch.stack(tokens, 1)), start=i - 1)
-        made = GUESSES if siblings else 1
-        level = _drawn(view, logits, paths, i) if draws else _guesses(view, logits, paths, i, made, engine)
+        width = GUESSES if siblings else 1
+        level = _drawn(view, logits, paths, i) if draws else _guesses(view, logits, paths, i, width, engine)
         levels.append(level)
         tokens.append(level.tokens[:, 0])
         scores.append(scores[-1] + level.shares[:, 0])

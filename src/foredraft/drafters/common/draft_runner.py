@@ -86,15 +86,15 @@ class DraftRunner:
         """The plan without rows that are longer than the draft's context."""
         if max(view.host_lengths) + plan.length <= self.model.max_length:
             return plan
-        rooms = (self.model.max_length - length for length in view.host_lengths)
-        return replace(plan, lengths=tuple(max(0, min(p, r)) for p, r in zip(plan.lengths, rooms, strict=True)))
+        remaining = (self.model.max_length - length for length in view.host_lengths)
+        return replace(plan, lengths=tuple(max(0, min(p, r)) for p, r in zip(plan.lengths, remaining, strict=True)))
 
     @torch.inference_mode()
     def draft(
         self,
         segment: str,
         view: View,
-        room: int,
+        max_nodes: int,
         function: Callable[..., T],
         *arguments: Any,
         read: View | None = None,
@@ -104,13 +104,13 @@ class DraftRunner:
         Where it is not recorded as a whole, each of its forwards is.
 
         Args:
-            room: the most nodes that are drafted.
+            max_nodes: the most nodes that are drafted.
             function: drafts with ``Forwards``, whose ``root`` it calls first.
             read: the rows that the model reads, if they differ from ``view``.
         """
         read = self._as_read(view if read is None else read)
         ends = [min(length, self.model.max_length) for length in read.host_lengths]
-        unread = self._unread(read, ends, room)
+        unread = self._unread(read, ends, max_nodes)
         replay, sizes = self._read.replay(self._replay, self.model.version, len(ends))
         rows = self.cache.first(sizes.padded)
 
@@ -123,22 +123,24 @@ class DraftRunner:
 
         with self.model.running():
             reason = self.model.why_eager
-            made = run_rows(replay, rows, segment, drafted, view, unread, *arguments, otherwise=eager, why_eager=reason)
+            draft = run_rows(
+                replay, rows, segment, drafted, view, unread, *arguments, otherwise=eager, why_eager=reason
+            )
         self._read.read_to(read, ends)
-        return made
+        return draft
 
     def _as_read(self, view: View) -> View:
         """The rows as the model reads them: here, whole."""
         return view
 
-    def _unread(self, view: View, ends: Sequence[int], room: int) -> UnreadTokens:
-        """The new tokens of each row, with slots reserved for them and for ``room`` nodes."""
-        slots, read = max(view.host_lengths) + room, lambda far: self._prefill(view, far, ends)
+    def _unread(self, view: View, ends: Sequence[int], max_nodes: int) -> UnreadTokens:
+        """The new tokens of each row, with slots reserved for them and for ``max_nodes`` nodes."""
+        slots, read = max(view.host_lengths) + max_nodes, lambda far: self._prefill(view, far, ends)
         width = self._read.catch_up(view, ends, slots, read, few=self._replay.records)
         lengths = view.lengths.clamp(max=self.model.max_length)
         index = (lengths - width).clamp(min=0)[:, None] + torch.arange(width, device=lengths.device)
         tokens = view.history.gather(1, index.clamp(max=view.history.shape[1] - 1))
-        used_slots = max(max(ends) + room, width)
+        used_slots = max(max(ends) + max_nodes, width)
         full = min(ends) - view.slack >= width
         return UnreadTokens(tokens, lengths, self.model.kv_extent(used_slots, 1, self.cache.slots), full)
 

@@ -118,8 +118,8 @@ class DynamicTreeDrafter(EagleDrafter):
         if limits.depth and self._state.drafts_trees and view.warp.scales_only and not view.draws:
             allowed = [length * (tokens > 1) for length, tokens in zip(plan.lengths, view.host_lengths, strict=True)]
             return self._state.draft(view, limits.size(view, allowed))
-        room = 1 + max(self._limits.nodes * view.draws, limits.expanded)
-        return self._draft(view, plan, room, self._tree, limits)
+        nodes = 1 + max(self._limits.nodes * view.draws, limits.expanded)
+        return self._draft(view, plan, nodes, self._tree, limits)
 
     def _tree(self, builder: TreeBuilder, allowed: Int[Tensor, "B"], limits: TreeLimits) -> Draft:
         if builder.view.draws and not builder.view.warp.greedy:

@@ -61,7 +61,7 @@ class TorchLayers(HeadLayers):
         tables = not self.reads_masks and step.few
         window = SlotView(cache, step, stored=tables)
         if mask is None:
-            mask = (step.tables(window.lines) if tables else step.masks(features.dtype))["rows"]
+            mask = (step.tables(window.buffer_rows) if tables else step.masks(features.dtype))["rows"]
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             keys, values = cache.write(layer, key, value, window)
@@ -198,13 +198,13 @@ class FeatureCache:
         else:
             self._pending.clear()
 
-    def extend(self, view: View, room: int) -> DraftState:
+    def extend(self, view: View, tree_slots: int) -> DraftState:
         """Read the new entries of each row, up to the one whose token is the root.
 
         Args:
-            room: slots to reserve after it, for a tree.
+            tree_slots: to reserve after it.
         """
-        width, used_slots = self._catch_up(view, room)
+        width, used_slots = self._catch_up(view, tree_slots)
         places = to_device(view.rows, view.lengths.device)
         tokens = _tokens(view.history, _new(view, width), width)
         states = self.run("catch-up", self._read_new, view, places, tokens, self.kv_extent_of(used_slots))
@@ -224,7 +224,7 @@ class FeatureCache:
         self._rows.read_to(view, _ends(view))
         return draft
 
-    def _catch_up(self, view: View, room: int) -> tuple[int, int]:
+    def _catch_up(self, view: View, tree_slots: int) -> tuple[int, int]:
         """Make room for the new entries of each row and for a tree; read all but the last ones of rows far behind.
 
         Returns:
@@ -232,8 +232,8 @@ class FeatureCache:
         """
         self._flush()
         ends = _ends(view)
-        self._versions[1] = self._layers.reserve(max(ends) + room)
-        slots, read = max(ends) + room, lambda far: self._read_alone(view, far, ends)
+        self._versions[1] = self._layers.reserve(max(ends) + tree_slots)
+        slots, read = max(ends) + tree_slots, lambda far: self._read_alone(view, far, ends)
         self._reserve(0, 0, self._features.shape[2], view.kv_size)
         width = self._rows.catch_up(view, ends, slots, read, few=self._replay.records)
         used_slots = max(max(ends), width)

@@ -55,8 +55,8 @@ class LastHidden:
     def release(self, row: int) -> None:
         self._states.pop(row, None)
 
-    def extend(self, view: View, room: int) -> DraftState:
-        """The states of these rows; ``room`` is not needed."""
+    def extend(self, view: View, tree_slots: int) -> DraftState:
+        """The states of these rows; ``tree_slots`` is not needed."""
         states = torch.stack([self._states[row] for row in view.rows])[:, None]
         return DraftState(states.nan_to_num(), view.lengths > 1)
 

@@ -117,7 +117,7 @@ class SkippingDrafter(SelfSpeculativeDrafter):
     def _first_logits(
         self, tokens: Int[Tensor, "B"], bases: Int[Tensor, "B"], kv_extent: int
     ) -> Float[Tensor, "B 1 V"]:
-        """``_logits`` of the rows in the first lines of the cache."""
+        """``_logits`` of the rows in the first rows of the buffers."""
         return self._logits(tokens, bases, self.cache.first(len(tokens)), kv_extent)
 
     def _forward(self, step: StepIn) -> StepOut:

@@ -118,7 +118,7 @@ class DraftBeam:
         self._shared = min(vocab_size, draft.vocab_size)
         self._unread_level: tuple[TokenTree, int] | None = None  # the trie's last level, read only if a beam reaches it
 
-    def room(self, depth: int) -> bool:
+    def fits(self, depth: int) -> bool:
         """True if the draft model's context has room for ``depth`` more tokens."""
         return self._cache.used_slots(depth + 1) <= self._draft.max_length
 
@@ -261,7 +261,7 @@ def speculative_beam_search(
     while searches:
         roots = torch.cat([search.roots() for search in searches])
         depth = min(options.num_assistant_tokens, max(search.left for search in searches) - 1)
-        if draft_beam is not None and not draft_beam.room(depth):
+        if draft_beam is not None and not draft_beam.fits(depth):
             draft_beam = None
         children: list[Children] = [{} for _ in roots]
         if draft_beam is not None and depth > 0 and cache.diverged:

@@ -76,7 +76,7 @@ class ForwardTimes:
         self.means = {size: Seconds(value) for size, value in seconds.items()}
         self._last = dict.fromkeys(seconds, 0)
         self.steps = 0  # that were timed
-        self._before, self._made, self._table = 0, 0, dict[int, float]()
+        self._before, self._table_step, self._table = 0, 0, dict[int, float]()
 
     def add(self, size: int, seconds: float) -> None:
         """Add a step. A plain one counts after another: between drafts it takes longer."""
@@ -85,7 +85,7 @@ class ForwardTimes:
         if size == 1 and before != 1:
             return
         if size not in self.means:
-            self.means[size], self._made = Seconds(), 0
+            self.means[size], self._table_step = Seconds(), 0
         self._last[size] = self.steps
         self.means[size].add(seconds)
 
@@ -96,7 +96,7 @@ class ForwardTimes:
 
     def table(self, most: int) -> dict[int, float]:
         """Seconds by size, up to the first that holds ``most`` nodes, rising; empty before a plain step was timed."""
-        if not self.plain or (self._made and self.steps - self._made < self.FRESH):
+        if not self.plain or (self._table_step and self.steps - self._table_step < self.FRESH):
             return self._table
         known = {
             size: mean
@@ -111,7 +111,7 @@ class ForwardTimes:
             size: (t + slope * max(size - sizes[-1], 0)) * (1 - self.HOPE * (size not in known))
             for size, t in zip(asked, inside, strict=True)
         }
-        self._made = self.steps
+        self._table_step = self.steps
         return self._table
 
 

@@ -69,8 +69,8 @@ class HFBaseline:
             PromptError: a prompt that leaves no room for a new token.
         """
         longest = max(map(len, prompts))
-        room = context_of(self.model) - longest
-        if room < 1:
+        remaining = context_of(self.model) - longest
+        if remaining < 1:
             raise PromptError(f"The prompt has {longest} tokens, which leaves no room in the model's context.")
         device, eos = self.model.device, list(self._eos)
         pad = eos[0] if eos else 0
@@ -79,7 +79,7 @@ class HFBaseline:
         extra = {"prompt_lookup_num_tokens": lookup} if lookup else {}
         if assistant is not None:
             extra |= {"assistant_model": assistant.model, **self._tokenizers(assistant)}
-        options = _options(params, room) | {"eos_token_id": eos or None, "pad_token_id": pad}
+        options = _options(params, remaining) | {"eos_token_id": eos or None, "pad_token_id": pad}
         clock = _Clock()
         torch.manual_seed(resolve_seed(params.seed))
         started = time.perf_counter()
@@ -124,9 +124,9 @@ class _Clock(BaseStreamer):
         """Nothing to flush."""
 
 
-def _options(params: SamplingParams, room: int) -> dict[str, Any]:
-    """transformers' options for at most ``room`` tokens. Options that are off here are turned off explicitly, since
-    transformers and the model have other defaults."""
+def _options(params: SamplingParams, remaining: int) -> dict[str, Any]:
+    """transformers' options for at most ``remaining`` tokens. Options that are off here are turned off explicitly,
+    since transformers and the model have other defaults."""
     defaults = SamplingParams()
     for each in fields(params):
         if each.name not in _SUPPORTED and getattr(params, each.name) != getattr(defaults, each.name):
@@ -134,8 +134,8 @@ def _options(params: SamplingParams, room: int) -> dict[str, Any]:
                 f"{each.name} is not supported for transformers' generate: remove it from the comparison."
             )
     options: dict[str, Any] = {
-        "max_new_tokens": min(params.max_new_tokens, room),
-        "min_new_tokens": min(params.min_new_tokens, room) or None,
+        "max_new_tokens": min(params.max_new_tokens, remaining),
+        "min_new_tokens": min(params.min_new_tokens, remaining) or None,
         "repetition_penalty": params.repetition_penalty,
         "do_sample": not params.greedy,
     }

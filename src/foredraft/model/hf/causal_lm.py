@@ -249,7 +249,7 @@ class CausalLM(TargetModel):
         self, step: StepIn, view: Cache, keep: Int[Tensor, "M"] | None, observer: AttentionObserver | None = None
     ) -> StepOut:
         if isinstance(view, SlotView) and view.stored:
-            by_type = step.tables(view.lines)
+            by_type = step.tables(view.buffer_rows)
         else:
             by_type = self._attention.prepared(step.masks(self.dtype))
         masks = by_type if self.layout.by_type else next(iter(by_type.values()))

@@ -73,9 +73,9 @@ class _Group:
         return group
 
     def compact(
-        self, lines: slice | Int[Tensor, "B"], sources: Int[Tensor, "B D"], targets: Int[Tensor, "B D"]
+        self, buffer_rows: slice | Int[Tensor, "B"], sources: Int[Tensor, "B D"], targets: Int[Tensor, "B D"]
     ) -> None:
-        starts = self.starts[:, lines, :, None]
+        starts = self.starts[:, buffer_rows, :, None]
         states = self.buffer.view(-1, self.kind.width)
         moved = states.index_select(0, (starts + sources[:, None]).flatten())
         states.index_copy_(0, (starts + targets[:, None]).flatten(), moved)
@@ -105,8 +105,8 @@ class SlotCache:
         self.version = 0
         self._limit = limit
         self._used = 0  # slots after these have never been written to
-        self._lines: list[int] = []  # where each row is in the buffers
-        self._order: list[int] = []  # the row in each line
+        self._buffer_rows: list[int] = []  # where each row is in the buffers
+        self._order: list[int] = []  # the row at each place of the buffers
         self._changing = False  # the buffers are being allocated, or that was interrupted
         self._kinds: list[tuple[_Kind, _Kind] | None] = [None] * layers if like is None else [*like._kinds]
         self._groups: list[_Group] = []
@@ -123,11 +123,11 @@ class SlotCache:
         asked = KVSize(max(rows, kv_size.rows), bucket(max(slots, kv_size.slots)))
         if self._limit is not None:
             asked = KVSize(asked.rows, min(asked.slots, limit))
-        if not self._lines and (asked.rows > self.rows or asked.slots != self.slots):
+        if not self._buffer_rows and (asked.rows > self.rows or asked.slots != self.slots):
             self.free()
         used, self._used = self._used, max(self._used, min(slots, limit))
         rows, slots = max(asked.rows, self.rows), max(asked.slots, self.slots)
-        self._lines += range(len(self._lines), rows)
+        self._buffer_rows += range(len(self._buffer_rows), rows)
         self._order += range(len(self._order), rows)
         if (rows, slots) == self.kv_size:
             return
@@ -146,47 +146,47 @@ class SlotCache:
 
     def clear(self) -> None:
         """Forget all rows. The memory stays for the next ones, if these need as many slots and no more rows."""
-        self._lines, self._order = [], []
+        self._buffer_rows, self._order = [], []
         if self._changing:
             self.free()
 
     def free(self) -> None:
         """Forget all rows and free the memory."""
         self.version += 1
-        self._lines, self._order, self._groups = [], [], []
+        self._buffer_rows, self._order, self._groups = [], [], []
         self.rows = self.slots = self._used = 0
         for layer in range(len(self._keys)):
             self._keys[layer] = self._values[layer] = None
         self._changing = False
 
     def arrange(self, rows: Sequence[int]) -> None:
-        """Move these rows to the first lines of the buffers, in this order.
+        """Move these rows to the first rows of the buffers, in this order.
 
         Rows that are there stay. So in a batch whose last row takes the place of one that has left, one row moves.
         """
-        for line, row in enumerate(rows):
-            before = self._lines[row]
-            if before != line:
-                other = self._order[line]
+        for buffer_row, row in enumerate(rows):
+            before = self._buffer_rows[row]
+            if before != buffer_row:
+                other = self._order[buffer_row]
                 for group in self._groups:
-                    own, others = (group.buffer[:, each, :, : self._used] for each in (before, line))
+                    own, others = (group.buffer[:, each, :, : self._used] for each in (before, buffer_row))
                     kept = others.clone()
                     others.copy_(own)
                     own.copy_(kept)
-                self._lines[row], self._lines[other] = line, before
-                self._order[line], self._order[before] = row, other
+                self._buffer_rows[row], self._buffer_rows[other] = buffer_row, before
+                self._order[buffer_row], self._order[before] = row, other
 
     def first(self, count: int) -> tuple[int, ...]:
-        """The rows in the first ``count`` lines of the buffers, until the next ``arrange``."""
+        """The rows in the first ``count`` rows of the buffers, until the next ``arrange``."""
         return tuple(self._order[:count])
 
-    def line(self, row: int) -> int:
+    def buffer_row(self, row: int) -> int:
         """The index of a row in the buffers, until the next ``arrange``."""
-        return self._lines[row]
+        return self._buffer_rows[row]
 
-    def lines(self, rows: Sequence[int]) -> list[int]:
+    def buffer_rows(self, rows: Sequence[int]) -> list[int]:
         """The index of each row in the buffers, until the next ``arrange``."""
-        return [self._lines[row] for row in rows]
+        return [self._buffer_rows[row] for row in rows]
 
     @property
     def nbytes(self) -> int:
@@ -202,7 +202,7 @@ class SlotCache:
         """Store keys and values of N nodes in ``view.slots``; return the first ``view.kv_extent`` slots of these rows,
         or the buffers (``view.stored``)."""
         keys, values = self.buffers(layer, key, value)
-        where = view.lines[:, None]
+        where = view.buffer_rows[:, None]
         keys[where, :, view.slots] = key.transpose(1, 2)
         values[where, :, view.slots] = value.transpose(1, 2)
         if view.stored:
@@ -210,7 +210,7 @@ class SlotCache:
         keys, values = keys[:, :, : view.kv_extent], values[:, :, : view.kv_extent]
         if view.adjacent is not None:
             return keys[view.adjacent], values[view.adjacent]
-        return keys.index_select(0, view.lines), values.index_select(0, view.lines)
+        return keys.index_select(0, view.buffer_rows), values.index_select(0, view.buffer_rows)
 
     def stored(self, layer: int) -> tuple[Float[Tensor, "R K S E"], Float[Tensor, "R K S F"]]:
         """The key and value buffers of a layer.
@@ -253,30 +253,30 @@ class SlotCache:
         index = torch.arange(1, path.shape[1], device=path.device)
         targets = bases[:, None] + index
         sources = torch.where(path[:, 1:] >= 0, bases[:, None] + path[:, 1:], targets)
-        lines = self.lines(rows)
-        where = _as_slice(lines) or to_device(lines, path.device)
+        buffer_rows = self.buffer_rows(rows)
+        where = _as_slice(buffer_rows) or to_device(buffer_rows, path.device)
         for group in self._groups:
             group.compact(where, sources, targets)
 
     def fork(self, sources: Sequence[int], targets: Sequence[int], slots: int) -> None:
         """Copy the first ``slots`` slots of each source row to its target row; all reads precede the writes."""
         for group in self._groups:
-            read, written = (to_device(self.lines(rows), group.kind.device) for rows in (sources, targets))
+            read, written = (to_device(self.buffer_rows(rows), group.kind.device) for rows in (sources, targets))
             group.buffer[:, written, :, :slots] = group.buffer[:, read, :, :slots]
 
     @torch.inference_mode()
     def zero(self, rows: Sequence[int]) -> None:
         """Set these rows to zero: slots past a row's end have weight 0, but 0 times NaN would be NaN."""
-        lines = self.lines(rows)
+        buffer_rows = self.buffer_rows(rows)
         for group in self._groups:
-            where = _as_slice(lines) or to_device(lines, group.kind.device)
+            where = _as_slice(buffer_rows) or to_device(buffer_rows, group.kind.device)
             group.buffer[:, where, :, : self._used] = 0
 
 
 class SlotView(Cache):
     """A ``SlotCache`` as the ``past_key_values`` of one forward of a stock model.
 
-    ``lines``: of the rows in the cache's buffers; ``adjacent``: the same as a slice, if they follow each other.
+    ``buffer_rows``: of the rows in the cache's buffers; ``adjacent``: the same as a slice, if they follow each other.
     ``stored``: attention reads keys and values as the cache stores them, all rows and slots.
     """
 
@@ -284,12 +284,12 @@ class SlotView(Cache):
         super().__init__(layers=[])
         self.store = store
         self.slots = step.slots
-        lines, device = store.lines(step.rows), step.slots.device
-        self.adjacent = _as_slice(lines)
+        buffer_rows, device = store.buffer_rows(step.rows), step.slots.device
+        self.adjacent = _as_slice(buffer_rows)
         if self.adjacent is None:
-            self.lines = to_device(lines, device)
+            self.buffer_rows = to_device(buffer_rows, device)
         else:  # without a copy
-            self.lines = torch.arange(self.adjacent.start, self.adjacent.stop, device=device)
+            self.buffer_rows = torch.arange(self.adjacent.start, self.adjacent.stop, device=device)
         self.kv_extent = step.kv_extent
         self.stored = stored
 
@@ -319,10 +319,10 @@ def _kind_of(states: Float[Tensor, "B K N E"]) -> _Kind:
     return _Kind(states.shape[1], states.shape[3], states.dtype, states.device)
 
 
-def _as_slice(lines: Sequence[int]) -> slice | None:
-    """The lines as a slice, if they follow each other."""
-    first, end = lines[0], lines[0] + len(lines)
-    return slice(first, end) if list(lines) == list(range(first, end)) else None
+def _as_slice(indices: Sequence[int]) -> slice | None:
+    """The indices as a slice, if they follow each other."""
+    first, end = indices[0], indices[0] + len(indices)
+    return slice(first, end) if list(indices) == list(range(first, end)) else None
 
 
 def persistent_zeros(like: Tensor, *shape: int) -> Tensor:

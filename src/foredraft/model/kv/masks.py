@@ -56,17 +56,17 @@ class Visible:
         mask = torch.full(seen.shape, torch.finfo(dtype).min, dtype=dtype, device=seen.device)
         return mask.masked_fill_(seen, 0.0)[:, None]
 
-    def table(self, lines: Int[Tensor, "B"]) -> Int[Tensor, "B 1 N C"]:
+    def table(self, buffer_rows: Int[Tensor, "B"]) -> Int[Tensor, "B 1 N C"]:
         """The same as a table for kernels that read the cache as it is stored.
 
-        Columns: the row's line in the cache; the slot of tree node 0; the end of all slots that the row's nodes attend
-        to; begin; end; and the tree as bits, ``WORD`` nodes per word, lowest first. The first three are the same for
-        all nodes.
+        Columns: the row's index in the cache's buffers; the slot of tree node 0; the end of all slots that the row's
+        nodes attend to; begin; end; and the tree as bits, ``WORD`` nodes per word, lowest first. The first three are
+        the same for all nodes.
         """
         nodes = self.end.shape[1] if self.tree is None else self.tree.shape[1]
         last = self.end[:, -1:] if self.tree is None else self.base + self.tree.shape[2]
         begin = torch.zeros_like(self.end) if self.begin is None else self.begin.clamp(min=0)
-        columns = [column.expand(-1, nodes) for column in (lines[:, None], self.base, last, begin, self.end)]
+        columns = [column.expand(-1, nodes) for column in (buffer_rows[:, None], self.base, last, begin, self.end)]
         table = torch.stack(columns, dim=-1)
         if self.tree is not None:
             table = torch.cat([table, _words(self.tree)], dim=-1)
@@ -91,9 +91,9 @@ class StepIn:
         """The additive masks by layer type."""
         return {kind: visible.mask(self.kv_extent, dtype) for kind, visible in self.visible.items()}
 
-    def tables(self, lines: Int[Tensor, "B"]) -> dict[str, Int[Tensor, "B 1 N C"]]:
-        """The ``Visible.table`` of each layer type; ``lines`` are those of the rows in the cache."""
-        return {kind: visible.table(lines) for kind, visible in self.visible.items()}
+    def tables(self, buffer_rows: Int[Tensor, "B"]) -> dict[str, Int[Tensor, "B 1 N C"]]:
+        """The ``Visible.table`` of each layer type; ``buffer_rows`` are those of the rows in the cache."""
+        return {kind: visible.table(buffer_rows) for kind, visible in self.visible.items()}
 
     @property
     def few(self) -> bool:

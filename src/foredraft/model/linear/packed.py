@@ -204,7 +204,7 @@ class PackedWeights:
         keeps = {layer: keep or id(layer.weight) in shared for layer in layers}
         # inference-mode weights have no version counter, so changes could not be detected
         layers = [layer for layer in layers if not (keeps[layer] and layer.weight.is_inference())]
-        if keep and not _room_for(sum(layer.weight.nbytes for layer in layers)):
+        if keep and not _fits_memory(sum(layer.weight.nbytes for layer in layers)):
             return
         try:
             for layer in layers:
@@ -271,10 +271,10 @@ def _choose_rows(packs: Sequence[_Pack]) -> int:
     timed = [p for p, size in zip(packs, sizes, strict=True) if p.scale is None and size - p.weight.numel() < _TIMED]
     for rows in _LEAST_ROWS * _PASSES:
         inputs = [torch.zeros(rows, pack.weight.shape[1], dtype=pack.dtype) for pack in timed]
-        begun = time.perf_counter()
+        started = time.perf_counter()
         for x, pack in zip(inputs, timed, strict=True):
             torch.ops.mkldnn._linear_pointwise(x, pack.weight, pack.bias, "none", [], "")
-        seconds[rows] = min(seconds[rows], time.perf_counter() - begun)
+        seconds[rows] = min(seconds[rows], time.perf_counter() - started)
     best = more if seconds[more] < 0.95 * seconds[few] else few
     for each in packs:
         each.rows = best
@@ -295,7 +295,7 @@ def _int8_product(x: Tensor, pack: _Pack) -> Tensor:
 
 def int8_copy(weight: Float[Tensor, "V H"]) -> nn.Module | None:
     """An int8 layer with this weight, for drafts that use the target's output layer; None without memory for it."""
-    if not _room_for(weight.numel()):
+    if not _fits_memory(weight.numel()):
         return None
     with torch.device("meta"):
         layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, dtype=torch.float32)
@@ -304,7 +304,7 @@ def int8_copy(weight: Float[Tensor, "V H"]) -> nn.Module | None:
     return layer
 
 
-def _room_for(size: int) -> bool:
+def _fits_memory(size: int) -> bool:
     """Whether packed copies of ``size`` bytes take at most half of the free memory."""
     free = available_bytes(torch.device("cpu"))
     fits = free is None or size <= free // 2

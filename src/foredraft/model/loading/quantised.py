@@ -132,15 +132,15 @@ def native_model(
     source = source_for(model, precision.name, weights_of)
     decoder = pack_decoder(model, source, precision, progress=lambda layer: trim_heap())
     first_token = first_token_of(model.config.get_text_config())
-    made = NativeLM(decoder, model.eval(), first_token=first_token, kv_cache_dtype=kv_cache_dtype or "float16")
-    error = deviation(model, made)
+    native = NativeLM(decoder, model.eval(), first_token=first_token, kv_cache_dtype=kv_cache_dtype or "float16")
+    error = deviation(model, native)
     trim_heap()
     if not error <= _MOST_ERROR:  # NaN counts as different
         raise ModelError(
-            f"{made.name} gives other states on the native engine than by itself (they differ by {error:.0%} of their "
-            "standard deviation): load it without weights."
+            f"{native.name} gives other states on the native engine than by itself (they differ by {error:.0%} of "
+            "their standard deviation): load it without weights."
         )
-    return made
+    return native
 
 
 class OpenedFolder(NamedTuple):

@@ -78,7 +78,7 @@ class TreeDrafter:
         """
         rows, nodes, history = len(view.rows), size.nodes, view.history
         tokens, parents = torch.empty(rows, 1 + nodes, dtype=torch.long), torch.empty(rows, 1 + nodes, dtype=torch.long)
-        scores, made = torch.empty(rows, 1 + nodes), c.numbers((0, 0))
+        scores, drafted = torch.empty(rows, 1 + nodes), c.numbers((0, 0))
         rotary, positions = self.runner.tables()
         lengths, temperatures = view.lengths.contiguous(), view.warp.temperatures(rows, size.sharpest)
         given = c.DraftStruct(
@@ -87,7 +87,7 @@ class TreeDrafter:
             history=history.data_ptr(),
             history_stride=history.stride(0) if rows > 1 else history.shape[1],
             lengths=lengths.data_ptr(),
-            lines=c.numbers(cache.lines(view.rows)),
+            buffer_rows=c.numbers(cache.buffer_rows(view.rows)),
             ahead=unread.ahead,
             cache=self.runner.cache_pointers(cache),
             cache_rows=cache.rows,
@@ -108,7 +108,7 @@ class TreeDrafter:
             tokens=tokens.data_ptr(),
             parents=parents.data_ptr(),
             scores=scores.data_ptr(),
-            made=made,
+            drafted=drafted,
         )
         if unread.states is not None:
             given.states, given.places = unread.states.data_ptr(), c.numbers(view.rows)
@@ -120,6 +120,6 @@ class TreeDrafter:
         engine = self.runner.engine
         with engine.lock:
             c.check(engine.library.draft(engine.handle, self.model, given, kernel_threads()))
-        kept = slice(1 + made[0])
-        tree = TokenTree(tokens[:, kept], parents[:, kept], depth=made[1])
+        kept = slice(1 + drafted[0])
+        tree = TokenTree(tokens[:, kept], parents[:, kept], depth=drafted[1])
         return Draft(tree, Law.FIXED, scores=scores[:, kept])

@@ -175,8 +175,8 @@ def _rotary_of(model: PreTrainedModel) -> Any:
     """The rotary embedding, made anew if the model has no data."""
     found: nn.Module = next(module for name, module in model.named_modules() if name.endswith("rotary_emb"))
     if any(each.is_meta for each in found.buffers()):
-        made: Any = type(found)
-        return made(model.config.get_text_config())
+        rebuild: Any = type(found)
+        return rebuild(model.config.get_text_config())
     return found
 
 

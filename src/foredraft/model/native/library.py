@@ -85,7 +85,7 @@ class StepStruct(Structure):
     _fields_ = [
         ("rows", c_int64),
         ("nodes", c_int64),
-        *((name, c_void_p) for name in ("tokens", "positions", "slots", "states", "lines")),
+        *((name, c_void_p) for name in ("tokens", "positions", "slots", "states", "buffer_rows")),
         ("visible", POINTER(VisibleStruct)),
         ("cache", POINTER(LayerCache)),
         ("cache_rows", c_int64),
@@ -118,7 +118,7 @@ class DraftStruct(Structure):
         ("history", c_void_p),
         ("history_stride", c_int64),
         ("lengths", c_void_p),
-        ("lines", POINTER(c_int64)),
+        ("buffer_rows", POINTER(c_int64)),
         ("ahead", c_int64),
         ("states", c_void_p),
         ("places", POINTER(c_int64)),
@@ -135,7 +135,7 @@ class DraftStruct(Structure):
         ("count", c_int64),
         *((name, c_void_p) for name in ("ids", "temperatures", "seeds", "numbers", "raced")),
         *((name, c_void_p) for name in ("tokens", "parents", "scores")),
-        ("made", POINTER(c_int64)),
+        ("drafted", POINTER(c_int64)),
     ]
 
 

@@ -52,9 +52,9 @@ def dequantised(model: PreTrainedModel, decoder: Decoder) -> PreTrainedModel:
     Args:
         model: of the config; its weights are not read.
     """
-    made = _first_layers(model, decoder, decoder.shape.layers, torch.arange(decoder.shape.vocabulary))
-    made.generation_config = model.generation_config
-    return made
+    reference = _first_layers(model, decoder, decoder.shape.layers, torch.arange(decoder.shape.vocabulary))
+    reference.generation_config = model.generation_config
+    return reference
 
 
 def _first_layers(model: PreTrainedModel, decoder: Decoder, count: int, ids: Tensor) -> Any:

@@ -112,7 +112,7 @@ class Runner:
         """A step of the kernels without results, and what must live as long."""
         rows, nodes = step.tokens.shape
         tokens, positions, slots = (each.contiguous() for each in (step.tokens, step.positions, step.slots))
-        lines = (c.c_int64 * rows)(*cache.lines(step.rows))
+        buffer_rows = (c.c_int64 * rows)(*cache.buffer_rows(step.rows))
         visible, held = self._visible(step)
         given = c.StepStruct(
             rows=rows,
@@ -120,13 +120,13 @@ class Runner:
             tokens=tokens.data_ptr(),
             positions=positions.data_ptr(),
             slots=slots.data_ptr(),
-            lines=ctypes.addressof(lines),
+            buffer_rows=ctypes.addressof(buffer_rows),
             visible=visible,
             cache=self.cache_pointers(cache),
             cache_rows=cache.rows,
             cache_slots=cache.slots,
         )
-        return given, (tokens, positions, slots, lines, held)
+        return given, (tokens, positions, slots, buffer_rows, held)
 
     def forward(self, model: c.Model, step: c.StepStruct, positions: Int[Tensor, "B N"]) -> None:
         """Run the kernels, with larger rotary tables if a position is beyond them."""

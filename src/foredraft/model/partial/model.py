@@ -212,13 +212,13 @@ class PartialLM(TargetModel):
         """Select a row's tokens in one layer; copy them and the tokens after the border from the full cache."""
         row, border, committed = pending
         full, own = self._full.stored(layer), self.cache.stored(layer)
-        source_line, target_line = self._full.line(row), self.cache.line(row)
-        keys = full[0][source_line, :, :border]
+        source_row, target_row = self._full.buffer_row(row), self.cache.buffer_row(row)
+        keys = full[0][source_row, :, :border]
         selected = self._selection.choose(query.unflatten(0, (keys.shape[0], -1)), keys, scale)
         budget = self._selection.budget
         for source, target in zip(full, own, strict=True):
-            target[target_line, :, :budget] = source[source_line].take_along_dim(selected[..., None], 1)
-            target[target_line, :, budget : budget + committed - border] = source[source_line, :, border:committed]
+            target[target_row, :, :budget] = source[source_row].take_along_dim(selected[..., None], 1)
+            target[target_row, :, budget : budget + committed - border] = source[source_row, :, border:committed]
         if self._scores is not None:
             self._scores.reset([row], layer)
 
@@ -232,13 +232,17 @@ class PartialLM(TargetModel):
     def _evict(self, row: int) -> None:
         """Reduce a row to the budget."""
         assert self._scores is not None
-        budget, held, line = self._selection.budget, self._synced[row] - self.left_out(row), self.cache.line(row)
+        budget, held, buffer_row = (
+            self._selection.budget,
+            self._synced[row] - self.left_out(row),
+            self.cache.buffer_row(row),
+        )
         for layer in range(self._model.layers):
             keys = self.cache.stored(layer)[0]  # the cache may have grown since scores were recorded
             self._scores.reserve(layer, keys)
             kept = self._selection.evict(self._scores.of(layer, row)[:, :held])
             for buffer in self.cache.stored(layer):
-                buffer[line, :, :budget] = buffer[line].take_along_dim(kept[..., None], 1)
+                buffer[buffer_row, :, :budget] = buffer[buffer_row].take_along_dim(kept[..., None], 1)
             self._scores.compact(layer, row, kept)
         self._left_out[row] = self._synced[row] - budget
 
@@ -323,11 +327,11 @@ def _copy_tokens(full: SlotCache, part: SlotCache, copies: Mapping[int, _Copy], 
         stored = full.stored(layer)
         for source, target in zip(stored, part.buffers(layer, *stored), strict=True):
             if table is not None:
-                source_lines, target_lines, read, written = table
-                target[target_lines, :, written] = source[source_lines, :, read]
+                source_rows, target_rows, read, written = table
+                target[target_rows, :, written] = source[source_rows, :, read]
             for (left_out, begin, end), group in long.items():
-                copied = source[full.lines(group), :, begin:end]
-                target[part.lines(group), :, begin - left_out : end - left_out] = copied
+                copied = source[full.buffer_rows(group), :, begin:end]
+                target[part.buffer_rows(group), :, begin - left_out : end - left_out] = copied
 
 
 def _copy_table(
@@ -339,7 +343,8 @@ def _copy_table(
         lines read, lines written, slots read, slots written.
     """
     entries = [
-        (full.line(row), part.line(row), copy.left_out, copy.begin, copy.end - 1) for row, copy in copies.items()
+        (full.buffer_row(row), part.buffer_row(row), copy.left_out, copy.begin, copy.end - 1)
+        for row, copy in copies.items()
     ]
     width = max(last + 1 - begin for *_, begin, last in entries)
     table = to_device(entries, full.stored(0)[0].device)[..., None]

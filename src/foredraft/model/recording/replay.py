@@ -153,9 +153,9 @@ class Recorder(Replay, ABC):
             self._stamp = stamp
 
     def child(self) -> Replay:
-        made = self._another()
-        self._children.append(made)
-        return made
+        child = self._another()
+        self._children.append(child)
+        return child
 
     def close(self) -> None:
         self.renew(None)

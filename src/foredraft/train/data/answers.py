@@ -44,9 +44,9 @@ class AnswerOptions:
     temperature: float = 0.8
     batch: int = 64
 
-    def params(self, seed: int, made: int = 0) -> SamplingParams:
-        """For an answer of which so many tokens are made."""
-        return SamplingParams(max_new_tokens=self.new_tokens - made, temperature=self.temperature, seed=seed)
+    def params(self, seed: int, generated: int = 0) -> SamplingParams:
+        """For an answer of which so many tokens exist."""
+        return SamplingParams(max_new_tokens=self.new_tokens - generated, temperature=self.temperature, seed=seed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +76,12 @@ class _RunningAnswer:
         return self.sequence is None or self.sequence.finished
 
     @property
-    def made(self) -> list[int]:
+    def generated(self) -> list[int]:
         return self.sequence.tokens if self.sequence is not None else []
 
     @property
     def tokens(self) -> list[int]:
-        return self.earlier + self.made
+        return self.earlier + self.generated
 
 
 class PendingAnswers:
@@ -130,13 +130,13 @@ class PendingAnswers:
     def _fill(self, earlier: dict[int, list[int]]) -> bool:
         """Start answers until a batch is running. False if nothing is left."""
         free = self._options.batch - sum(not each.finished for each in self._running)
-        room = _WAITING * self._options.batch - len(self._running)
-        for number in itertools.islice(self._waiting, max(0, min(free, room))):
-            made, sequence = earlier.get(number, []), None
-            if len(made) < self._options.new_tokens and not set(made[-1:]) & set(self._generator.eos_token_ids):
-                params = self._options.params(self._part.first + number + 1, len(made))
-                sequence = self._generator.submit([self._part.prompts[number] + made], params)[0]
-            self._running.append(_RunningAnswer(number, made, sequence))
+        capacity = _WAITING * self._options.batch - len(self._running)
+        for number in itertools.islice(self._waiting, max(0, min(free, capacity))):
+            known, sequence = earlier.get(number, []), None
+            if len(known) < self._options.new_tokens and not set(known[-1:]) & set(self._generator.eos_token_ids):
+                params = self._options.params(self._part.first + number + 1, len(known))
+                sequence = self._generator.submit([self._part.prompts[number] + known], params)[0]
+            self._running.append(_RunningAnswer(number, known, sequence))
         return bool(self._running)
 
 
@@ -191,14 +191,14 @@ class _AnswerProgress:
     def __init__(self, report: Report, before: int, total: int, most: int) -> None:
         self._report, self._total, self._most = report, total, most
         self._written = self._before = before
-        self._made = self._tokens = 0  # of written answers: tokens made in this call, and all
+        self._generated = self._tokens = 0  # of written answers: tokens generated in this call, and all
         self._pace = SpeedMeter()
         self._updated = self._reported = time.perf_counter()
 
     def wrote(self, answer: _RunningAnswer) -> None:
         """The answer has been written."""
         self._written += 1
-        self._made += len(answer.made)
+        self._generated += len(answer.generated)
         self._tokens += len(answer.tokens)
 
     def update(self, running: Iterable[_RunningAnswer]) -> None:
@@ -206,7 +206,7 @@ class _AnswerProgress:
         now = time.perf_counter()
         if now - self._updated >= 1.0:
             self._updated = now
-            self._pace.update(self._made + sum(len(each.made) for each in running))
+            self._pace.update(self._generated + sum(len(each.generated) for each in running))
         if now - self._reported >= _SECONDS:
             self.report(running)
 

@@ -148,7 +148,7 @@ def _prune(run: DraftRun, name: str | None, shape: prune.PrunedShape) -> Path:
 
 
 def _boost(run: DraftRun, names: tuple[str, ...]) -> list[Path]:
-    context, made = run.context, []
+    context, drafts = run.context, []
     rest = context.store
     for name in names:
         _recipe(run, _load_draft(context, name))  # so that none is refused when those before it are trained
@@ -164,10 +164,10 @@ def _boost(run: DraftRun, names: tuple[str, ...]) -> list[Path]:
         recipe = _recipe(run, _load_draft(context, name))
         notes = {"start": short(name), "after": [short(each) for each in names[: number - 1]]}
         run.report({"note": f"draft {number} of {len(names)} trains on {learns:.0%} of the data"})
-        made.append(_train_draft(run, recipe, folder, rest, {**notes, "learns": learns}))
+        drafts.append(_train_draft(run, recipe, folder, rest, {**notes, "learns": learns}))
         if number < len(names):
             rest = _rest(run, recipe, rest, folder)
-    return made
+    return drafts
 
 
 def _rest(run: DraftRun, recipe: DistilRecipe, store: TokenStore, folder: Path) -> TokenStore:

@@ -17,7 +17,8 @@ typedef struct {
     const Draft *draft;
     int32_t threads;
     int64_t most, stride, width; /* candidates; floats of logits; nodes of a row in a forward: at most so many */
-    int64_t level, nodes, frontier, begun, count; /* nodes that were read, on the last level; candidates before, and all */
+    int64_t level, nodes, frontier; /* nodes that were read, and those on the last level */
+    int64_t level_start, count;     /* candidates before this level, and all */
     Step step;
     Tap tap;
     Visible *visible;
@@ -132,8 +133,8 @@ static void rank_frontier(Growing *g) {
             }
         }
     }
-    g->begun = g->count, g->count += g->frontier * wanted, g->level++;
-    for (int64_t c = g->begun; c < g->count; c++) g->depths[c] = g->level;
+    g->level_start = g->count, g->count += g->frontier * wanted, g->level++;
+    for (int64_t c = g->level_start; c < g->count; c++) g->depths[c] = g->level;
 }
 
 /* Mark the ``wanted`` best of a row's candidates from ``first`` on, the earlier of equals first; those deeper than
@@ -158,16 +159,16 @@ static float mark_best(Growing *g, int64_t b, int64_t first, int64_t wanted, int
 /* The best candidates of the last level become the frontier. Returns their number, or 0 if no further level is worth it. */
 static int64_t choose_frontier(Growing *g) {
     const Draft *d = g->draft;
-    int64_t wanted = lesser(d->children, d->count), room = lesser(d->expanded, d->nodes - g->level);
-    int64_t frontier = lesser(room, g->count - g->begun), full = g->count >= d->nodes;
+    int64_t wanted = lesser(d->children, d->count), available = lesser(d->expanded, d->nodes - g->level);
+    int64_t frontier = lesser(available, g->count - g->level_start), full = g->count >= d->nodes;
     float worth = 0.0f;
     for (int64_t b = 0; b < d->rows; b++) {
         int64_t *chosen = g->numbers + b * d->expanded, *places = g->places + b * d->expanded;
-        mark_best(g, b, g->begun, frontier, INT64_MAX, chosen);
+        mark_best(g, b, g->level_start, frontier, INT64_MAX, chosen);
         for (int64_t n = 0; n < frontier; n++) {
             g->paths[b * d->expanded + n] = g->scores[b * g->most + chosen[n]];
             if (d->allowed[b] > g->level) worth += expf(g->paths[b * d->expanded + n]);
-            places[n] = (chosen[n] - g->begun) / wanted;
+            places[n] = (chosen[n] - g->level_start) / wanted;
             chosen[n]++; /* 0 is the root */
         }
     }
@@ -181,7 +182,7 @@ static void keep_best(Growing *g) {
     const Draft *d = g->draft;
     int64_t nodes = lesser(d->nodes, g->count);
     for (int64_t b = 0; b < d->rows; b++) {
-        int64_t *tokens = d->tokens + b * (1 + d->nodes), *parents = d->parents + b * (1 + d->nodes), made = 0;
+        int64_t *tokens = d->tokens + b * (1 + d->nodes), *parents = d->parents + b * (1 + d->nodes), drafted = 0;
         float *scores = d->scores + b * (1 + d->nodes);
         int64_t *number = g->places; /* of each candidate in the tree; the root is 0 */
         tokens[0] = d->history[b * d->history_stride + d->lengths[b] - 1], parents[0] = NO_PARENT, scores[0] = 0.0f;
@@ -189,13 +190,13 @@ static void keep_best(Growing *g) {
         number[0] = 0;
         for (int64_t c = 0; c < g->count; c++) {
             int64_t from = b * g->most + c;
-            number[c + 1] = g->kept[c] ? ++made : 0;
+            number[c + 1] = g->kept[c] ? ++drafted : 0;
             if (!g->kept[c]) continue;
-            tokens[made] = g->ids[from], scores[made] = g->scores[from];
-            parents[made] = g->depths[c] <= d->allowed[b] ? number[g->parents[from]] : PADDING;
+            tokens[drafted] = g->ids[from], scores[drafted] = g->scores[from];
+            parents[drafted] = g->depths[c] <= d->allowed[b] ? number[g->parents[from]] : PADDING;
         }
     }
-    d->made[0] = nodes, d->made[1] = lesser(g->level, nodes);
+    d->drafted[0] = nodes, d->drafted[1] = lesser(g->level, nodes);
 }
 
 /* Whether the entries of a row and a whole tree after them have slots, positions and states. */
@@ -255,7 +256,8 @@ int32_t fd_draft(Engine *engine, const Model *model, const Draft *d, int32_t thr
     lay_out_draft(&g, engine->drafts.memory);
     g.tap = (Tap){d->carried, g.read};
     g.step = (Step){
-        .rows = d->rows, .tokens = g.tokens, .positions = g.positions, .slots = g.slots, .states = g.states, .lines = d->lines,
+        .rows = d->rows, .tokens = g.tokens, .positions = g.positions, .slots = g.slots, .states = g.states,
+        .buffer_rows = d->buffer_rows,
         .visible = g.visible, .cache = d->cache, .cache_rows = d->cache_rows, .cache_slots = d->cache_slots,
         .rotary = d->rotary, .rotary_positions = d->rotary_positions, .logits = g.logits, .logits_stride = g.stride,
         .taps = &g.tap, .tap_count = 1};

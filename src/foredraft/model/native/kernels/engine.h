@@ -75,7 +75,7 @@ typedef struct {
     int64_t rows, nodes;
     const int64_t *tokens, *positions, *slots; /* [B, N] */
     const float *states;                       /* [B * N, hidden], if the first layer reads any */
-    const int64_t *lines;                      /* [B]: of the rows in the cache */
+    const int64_t *buffer_rows;                /* [B]: of the rows in the cache */
     const Visible *visible;                    /* one for each kind of layer */
     const LayerCache *cache;                   /* one for each layer */
     int64_t cache_rows, cache_slots;
@@ -108,7 +108,7 @@ typedef struct {
     const int64_t *history; /* [B, history_stride]: committed tokens */
     int64_t history_stride;
     const int64_t *lengths; /* [B]: committed tokens */
-    const int64_t *lines;   /* [B]: of the rows in the cache */
+    const int64_t *buffer_rows; /* [B]: of the rows in the cache */
     int64_t ahead;          /* entry j reads token j + ahead */
     const float *states;    /* [state_rows, state_slots, hidden]: what entry j of the row in places[b] reads, if any */
     const int64_t *places;  /* [B] */
@@ -129,7 +129,7 @@ typedef struct {
     const uint8_t *raced;           /* [B]: whether a row's guesses race, or NULL: all */
     int64_t *tokens, *parents;      /* [B, 1 + nodes]: the tree */
     float *scores;                  /* [B, 1 + nodes] */
-    int64_t *made;                  /* [2]: nodes of the tree, and levels */
+    int64_t *drafted;               /* [2]: nodes of the tree, and levels */
 } Draft;
 
 /* Every function that returns int32_t returns 0, or one of these; nothing has been written then. */

@@ -246,8 +246,8 @@ static void rotate(float *x, const float *table, int64_t dim) {
     }
 }
 
-static uint8_t *state_at(const Run *run, void *states, int64_t line, int64_t head, int64_t slot) {
-    int64_t first = (line * run->model->kv_heads + head) * run->step->cache_slots;
+static uint8_t *state_at(const Run *run, void *states, int64_t buffer_row, int64_t head, int64_t slot) {
+    int64_t first = (buffer_row * run->model->kv_heads + head) * run->step->cache_slots;
     return (uint8_t *)states + (first + slot) * run->state_bytes;
 }
 
@@ -263,7 +263,7 @@ static void place_heads(void *context, int64_t first, int64_t last, int thread) 
     for (int64_t row = first; row < last; row++) {
         float *x = run->outputs + row * run->output_width;
         int64_t b = row / run->width, node = b * step->nodes + run->first + row % run->width, slot = step->slots[node];
-        int64_t line = step->lines[b];
+        int64_t buffer_row = step->buffer_rows[b];
         const float *table = step->rotary[layer->rotary] + step->positions[node] * model->rotary_dim;
         if (model->head_norm == ALL_HEADS) {
             rms_norm(x, layer->query_norm, queries, model->eps, x);
@@ -275,13 +275,13 @@ static void place_heads(void *context, int64_t first, int64_t last, int thread) 
             memcpy(to, x + head * dim, (size_t)dim * 4);
             for (int64_t i = dim; i < width; i++) to[i] = 0.0f;
             if (value >= 0) {
-                store_state(model->kv, state_at(run, cache->values, line, value, slot), to, dim, 0);
+                store_state(model->kv, state_at(run, cache->values, buffer_row, value, slot), to, dim, 0);
                 continue;
             }
             const float *norm = key < 0 ? layer->query_norm : layer->key_norm;
             if (model->head_norm == EACH_HEAD) rms_norm(to, norm, dim, model->eps, to);
             rotate(to, table, model->rotary_dim);
-            if (key >= 0) store_state(model->kv, state_at(run, cache->keys, line, key, slot), to, dim, 1);
+            if (key >= 0) store_state(model->kv, state_at(run, cache->keys, buffer_row, key, slot), to, dim, 1);
         }
     }
 }
@@ -302,9 +302,10 @@ static Slots visible_slots(const Run *run, int64_t b, int64_t n, int32_t *others
 static void attend_nodes(const Run *run, const Space *space, int64_t row, int nodes, int64_t head, int heads) {
     const Model *model = run->model;
     const LayerCache *cache = &run->step->cache[run->number];
-    int64_t dim = model->head_dim, line = run->step->lines[row / run->width], group = head / (model->heads / model->kv_heads);
-    Head keys = {state_at(run, cache->keys, line, group, 0), run->state_bytes, run->nothing};
-    Head values = {state_at(run, cache->values, line, group, 0), run->state_bytes, run->nothing};
+    int64_t dim = model->head_dim, group = head / (model->heads / model->kv_heads);
+    int64_t buffer_row = run->step->buffer_rows[row / run->width];
+    Head keys = {state_at(run, cache->keys, buffer_row, group, 0), run->state_bytes, run->nothing};
+    Head values = {state_at(run, cache->values, buffer_row, group, 0), run->state_bytes, run->nothing};
     Together together = {
         model->kv, nodes, heads, dim, space->slots, keys, values, model->attention_scale, model->attention_cap};
     Query queries[MOST_QUERIES];
@@ -556,7 +557,7 @@ static int32_t check_step(const Model *m, const Step *s) {
         if (s->slots[i] < 0 || s->slots[i] >= s->cache_slots) return BAD_SLOT;
     }
     for (int64_t b = 0; b < s->rows; b++)
-        if (s->lines[b] < 0 || s->lines[b] >= s->cache_rows) return BAD_ROW;
+        if (s->buffer_rows[b] < 0 || s->buffer_rows[b] >= s->cache_rows) return BAD_ROW;
     for (int64_t k = 0; s->keep && k < (s->keep_stride ? s->rows : 1) * s->kept; k++)
         if (s->keep[k] < 0 || s->keep[k] >= s->nodes) return BAD_NODE;
     for (int64_t i = 0; i < s->tap_count; i++)
