@@ -1,0 +1,216 @@
+"""Every method at fixed sizes, and under the default policy, on a real model with the native engine.
+
+The same as `foredraft bench` with many arms: every prompt runs on every arm before the next prompt, and a repeated
+command continues an interrupted run. The results file holds no texts. Tables: `summary.py --write`.
+
+    python benchmarks/real_model.py --model FOLDER --eagle3 HEAD --medusa HEAD --prompts ../shared/data/prompts
+
+``--count`` prompts of each task are used; a larger one later adds prompts.
+"""
+
+import argparse
+import json
+import random
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+from origin import origin_line
+from reading import quartiles
+
+from foredraft.bench.measure.records import Run, RunFile, read_runs
+
+RESULTS = Path(__file__).resolve().parent / "results" / "real_model.jsonl"
+TASKS = {
+    "mt_bench": "eagle/mt_bench/question.jsonl",
+    "gsm8k": "eagle/gsm8k/question.jsonl",
+    "humaneval": "eagle/humaneval/question.jsonl",
+    "alpaca": "eagle/alpaca/question.jsonl",
+    "sum": "eagle/sum/question.jsonl",
+    "qa": "eagle/qa/question.jsonl",
+}
+NODES = (4, 8, 24, 60)
+"""Nodes of a tree, or tokens of a chain."""
+DEPTH = {4: 3, 8: 4, 24: 6, 60: 8}
+"""Levels of a tree of so many nodes."""
+FIXED = "num_assistant_tokens_schedule=constant"
+SAMPLES = 2000
+"""Of the bootstrap."""
+Spec = Callable[[int], str]
+
+
+def trees(name: str, path: str) -> Spec:
+    return lambda n: f"{name}:{path},nodes={n},depth={DEPTH[n]},top_k=8,{FIXED}"
+
+
+def static(name: str, path: str) -> Spec:
+    return lambda n: f"{name}:{path},nodes={n},{FIXED}"
+
+
+def arms(heads: dict[str, str]) -> dict[str, str]:
+    """Specs by the arms' names; those of heads and draft models that are not given are left out."""
+    fixed: dict[str, Spec] = {
+        "prompt_lookup": lambda n: f"prompt_lookup,prompt_lookup_num_tokens={n},{FIXED}",
+        "max_gram": lambda n: f"max_gram,num_assistant_tokens={n},{FIXED}",
+    }
+    auto = {"prompt_lookup": "prompt_lookup", "max_gram": "max_gram"}
+    for name, path in heads.items():
+        auto[name] = f"{name}:{path}"
+        if name == "draft_model":
+            fixed[name] = lambda n, path=path: f"draft_model:{path},num_assistant_tokens={n},{FIXED}"
+        else:
+            fixed[name] = (static if name in ("medusa", "hydra") else trees)(name, path)
+    if "eagle3" in heads:
+        path = heads["eagle3"]
+        fixed["eagle3-chain"] = lambda n: f"eagle3:{path},nodes={n},depth={n},top_k=1,{FIXED}"
+        auto["look-ups+head"] = f"bandit:prompt_lookup+eagle3:{path}"
+    few = {"eagle3-chain", "draft_model"}
+    found = {"none": "none"} | {f"{name} auto": spec for name, spec in auto.items()}
+    for name, spec in fixed.items():
+        found |= {f"{name} {n}": spec(n) for n in NODES if n <= 8 or name not in few}
+    return found
+
+
+def repeated(run: Run) -> float:
+    """Share of an output's 4-grams that it has had before."""
+    tokens = run.outputs[0].output
+    grams = [tokens[i : i + 4] for i in range(len(tokens) - 3)]
+    return 1 - len(set(grams)) / len(grams) if grams else 0.0
+
+
+def without_texts(source: Path, target: Path) -> None:
+    """Copy a run file without outputs and texts; beside it, the share of repeated 4-grams of plain answers by task."""
+    lines = []
+    for line in source.read_text(encoding="utf-8").splitlines():
+        record = json.loads(line)
+        for output in record.get("outputs", ()):
+            output.pop("output", None), output.pop("text", None)
+        lines.append(json.dumps(record))
+    target.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    shares: dict[str, list[float]] = {}
+    for run in read_runs(source).runs:
+        if run.arm == "none" and run.outputs and run.temperature == 0:
+            shares.setdefault(run.task, []).append(repeated(run))
+    means = {task: round(statistics.mean(own), 4) for task, own in shares.items()}
+    repeats_of(target).write_text(json.dumps(means) + "\n", encoding="utf-8")
+
+
+def repeats_of(path: Path) -> Path:
+    """The file beside a run file with the share of repeated 4-grams by task."""
+    return path.with_name(f"{path.stem}_repeats.json")
+
+
+# ---- tables
+
+
+def length(runs: Iterable[Run]) -> float:
+    """Tokens per forward of the target."""
+    forwards = accepted = 0
+    for run in runs:
+        forwards, accepted = forwards + run.forwards, accepted + run.accepted
+    return 1 + accepted / forwards if forwards else 1.0
+
+
+def interval(runs: Sequence[Run]) -> tuple[float, float]:
+    """The 95 % interval of ``length`` by the bootstrap over prompts."""
+    chosen = random.Random(0)
+    found = sorted(length(chosen.choices(runs, k=len(runs))) for _ in range(SAMPLES))
+    return found[int(0.025 * SAMPLES)], found[int(0.975 * SAMPLES)]
+
+
+def speed_ups(runs: Iterable[Run], plain: dict[tuple, Run]) -> list[float]:
+    """Speed over plain decoding of the same prompts, after prefill."""
+    return [run.speed / plain[run.unit].speed for run in runs if run.unit in plain and plain[run.unit].speed]
+
+
+def cells(file: RunFile) -> Iterator[tuple[float, str, list[Run], list[float]]]:
+    """Temperature, arm, runs and speed-ups, in the order of the arms."""
+    runs = [run for run in file.runs if not run.error]
+    plain = {run.unit: run for run in runs if run.arm == "none"}
+    for temperature in sorted({run.temperature for run in runs}):
+        for arm in dict.fromkeys(run.arm for run in runs):
+            own = [run for run in runs if (run.arm, run.temperature) == (arm, temperature)]
+            if own:
+                yield temperature, arm, own, speed_ups(own, plain)
+
+
+def by_position(runs: Sequence[Run]) -> str:
+    """The share of drafted tokens of each depth that is accepted, given that those above are."""
+    depths = max((len(run.accepted_by_depth) for run in runs), default=0)
+    reached = [sum(run.accepted_by_depth[d] for run in runs if len(run.accepted_by_depth) > d) for d in range(depths)]
+    before = [sum(run.forwards for run in runs), *reached]
+    return " ".join(f".{round(100 * n / m):02d}" if n < m else "1" for n, m in list(zip(reached, before))[:5] if m)
+
+
+def methods(path: Path = RESULTS) -> str:
+    """Speed-up and acceptance of every arm, with one table for each temperature."""
+    file, parts = read_runs(path), []
+    for temperature in sorted({run.temperature for run in file.runs}):
+        tasks = list(dict.fromkeys(run.task for run in file.runs))
+        head = ["arm", "speed-up", "acceptance length", "by position", "drafting, ms", *tasks]
+        lines = [head, ["---", *["---:"] * (len(head) - 1)]]
+        for at, arm, runs, ratios in cells(file):
+            if at != temperature or arm == "none":
+                continue
+            low, high = interval(runs)
+            drafting = 1e3 * sum(run.draft_seconds for run in runs) / sum(run.forwards for run in runs)
+            row = [arm, quartiles(ratios), f"{length(runs):.2f} ({low:.2f} to {high:.2f})"]
+            row += [by_position(runs), f"{drafting:.1f}"]
+            for task in tasks:
+                own = [(run, ratio) for run, ratio in zip(runs, ratios, strict=True) if run.task == task]
+                shown = f"{statistics.median(ratio for _, ratio in own):.2f} / {length(run for run, _ in own):.2f}"
+                row.append(shown if own else "")
+            lines.append(row)
+        title = "Greedy:" if temperature == 0 else f"Temperature {temperature:g}, seeded, shared noise:"
+        parts += [title, "", *(f"| {' | '.join(line)} |" for line in lines), ""]
+    return "\n".join([*parts, *notes(file, path)])
+
+
+def notes(file: RunFile, path: Path) -> list[str]:
+    """What the tables rest on."""
+    runs = [run for run in file.runs if not run.error]
+    plain = {run.unit: run.outputs[0].digest for run in runs if run.arm == "none"}
+    others = [run for run in runs if run.arm != "none" and run.unit in plain]
+    same = sum(run.outputs[0].digest == plain[run.unit] for run in others)
+    prompts = len({(run.task, run.prompts, run.turn) for run in runs})
+    repeats = json.loads(repeats_of(path).read_text(encoding="utf-8"))
+    shown = ", ".join(f"{task} {share:.2f}" for task, share in repeats.items())
+    origin = file.provenance[-1]
+    return [
+        f"Texts equal to plain decoding's of the same seed: {same} of {len(others)}. {prompts} prompts and turns. Share of "
+        f"repeated 4-grams in greedy answers: {shown}. {origin_line(origin)}. Made by `benchmarks/real_model.py`."
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, help="folder, hub name or GGUF file")
+    parser.add_argument("--weights", default="int4")
+    parser.add_argument("--prompts", type=Path, required=True, help="folder of the prompt files")
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+    parser.add_argument("--count", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--temperatures", nargs="+", default=["0", "1"])
+    parser.add_argument("--only", nargs="+", help="words of which an arm's name has one")
+    parser.add_argument("--work", type=Path, default=Path("build/real_model.jsonl"), help="run file with the texts")
+    for name in ("eagle3", "eagle1", "medusa", "hydra", "draft_model"):
+        parser.add_argument(f"--{name}", help="folder or hub name")
+    args = parser.parse_args()
+    heads = {name: getattr(args, name) for name in ("eagle3", "eagle1", "medusa", "hydra", "draft_model")}
+    found = arms({name: path for name, path in heads.items() if path})
+    if args.only:
+        found = {name: spec for name, spec in found.items() if name == "none" or any(w in name for w in args.only)}
+    command = [sys.executable, "-m", "foredraft", "bench", "-m", args.model, "--weights", args.weights, "--chat"]
+    command += [word for name, spec in found.items() for word in ("-d", f"{name}={spec}")]
+    command += [word for task in args.tasks for word in ("--prompts", str(args.prompts / TASKS[task]))]
+    command += [word for temperature in args.temperatures for word in ("--temperature", temperature)]
+    command += ["--count", str(args.count), "--max-new-tokens", str(args.tokens), "--out", str(args.work)]
+    subprocess.run(command, check=True)
+    without_texts(args.work, RESULTS)
+    print(methods())
+
+
+if __name__ == "__main__":
+    main()
