@@ -5,7 +5,7 @@ INPUTS := pyproject.toml constraints.txt
 unexport VIRTUAL_ENV
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-all lint check bench clean
+.PHONY: help venv demo test test-all lint check docs bench clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## */  make \1\t/'
@@ -26,6 +26,9 @@ lint: $(VENV)/.stamp-dev ## format, style, architecture, types
 
 check: $(VENV)/.stamp-dev ## lint and tests
 	scripts/check
+
+docs: $(VENV)/.stamp-dev ## the site, into build/site
+	scripts/docs
 
 bench: $(VENV)/.stamp-core ## compare the speed-up with the recorded one: a minute
 	scripts/bench

@@ -141,7 +141,8 @@ def by_position(runs: Sequence[Run]) -> str:
     depths = max((len(run.accepted_by_depth) for run in runs), default=0)
     reached = [sum(run.accepted_by_depth[d] for run in runs if len(run.accepted_by_depth) > d) for d in range(depths)]
     before = [sum(run.forwards for run in runs), *reached]
-    return " ".join(f".{round(100 * n / m):02d}" if n < m else "1" for n, m in list(zip(reached, before))[:5] if m)
+    shares = [f".{round(100 * n / m):02d}" if n < m else "1" for n, m in zip(reached, before, strict=False) if m]
+    return " ".join(shares[:5])
 
 
 def methods(path: Path = RESULTS) -> str:
@@ -179,8 +180,8 @@ def notes(file: RunFile, path: Path) -> list[str]:
     shown = ", ".join(f"{task} {share:.2f}" for task, share in repeats.items())
     origin = file.provenance[-1]
     return [
-        f"Texts equal to plain decoding's of the same seed: {same} of {len(others)}. {prompts} prompts and turns. Share of "
-        f"repeated 4-grams in greedy answers: {shown}. {origin_line(origin)}. Made by `benchmarks/real_model.py`."
+        f"Texts equal to plain decoding's of the same seed: {same} of {len(others)}. {prompts} prompts and turns. "
+        f"Share of repeated 4-grams in greedy answers: {shown}. {origin_line(origin)}. Made by `benchmarks/real_model.py`."
     ]
 
 
