@@ -181,7 +181,8 @@ def notes(file: RunFile, path: Path) -> list[str]:
     origin = file.provenance[-1]
     return [
         f"Texts equal to plain decoding's of the same seed: {same} of {len(others)}. {prompts} prompts and turns. "
-        f"Share of repeated 4-grams in greedy answers: {shown}. {origin_line(origin)}. Made by `benchmarks/real_model.py`."
+        f"Share of repeated 4-grams in greedy answers: {shown}. {origin_line(origin)}. "
+        "Made by `benchmarks/real_model.py`."
     ]
 
 
