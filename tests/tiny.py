@@ -23,6 +23,7 @@ from foredraft.core.sampling.warp import Warp
 from foredraft.core.tree import PAD, TokenTree
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
 from foredraft.drafters.none import NoDrafter
+from foredraft.drafters.predicted import PredictedOutputs
 from foredraft.engine.engine import Engine
 from foredraft.engine.generator import DrafterInfo, Generator
 from foredraft.engine.policy import Constant, Policy
@@ -225,7 +226,7 @@ def generator(
     """A ``Generator`` around models that are there already; drafts as much as it may unless told otherwise."""
     drafter = drafter or NoDrafter()
     policy = policy or Constant(drafter.needs.longest)
-    engine = Engine(target, drafter, policy, tokenizer=tokenizer, **options)
+    engine = Engine(target, drafter, policy, wrap=PredictedOutputs, tokenizer=tokenizer, **options)
     return Generator(engine, tokenizer, eos, DrafterInfo("tiny", True))
 
 

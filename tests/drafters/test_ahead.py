@@ -1,6 +1,5 @@
 """Drafts that are launched before the last step was read back are those that are made after it."""
 
-from collections.abc import Sequence as Seq
 from typing import Any
 
 import pytest
@@ -32,9 +31,9 @@ class Counted(Ahead):
         self._noted = noted
         self.taken = self.dropped = 0
 
-    def take(self, sequences: tuple[Sequence, ...], chains: Seq[Seq[int]]) -> Drafted | None:
+    def take(self, sequences: tuple[Sequence, ...]) -> Drafted | None:
         kept = self._kept
-        drafted = super().take(sequences, chains)
+        drafted = super().take(sequences)
         self.taken += drafted is not None
         if kept is not None and drafted is None:
             self._drop(kept[1])
@@ -102,14 +101,23 @@ def test_copies_of_a_prompt_are_drafted_ahead():
     assert results[0] == results[1]
 
 
-@pytest.mark.parametrize("why", ["policy", "steps", "drafter", "limit"])
+@pytest.mark.parametrize("why", ["policy", "steps", "drafter", "limit", "prediction"])
 def test_what_needs_the_last_steps_results_is_not_drafted_ahead(why: str):
     g, _, counted = ahead("windowed chain" if why == "drafter" else "chain", EAGER)
     g.engine.policy = Heuristic(3) if why == "policy" else Constant(3)
     limit = 3 if why == "limit" else 24
-    params = SamplingParams(max_new_tokens=limit, record_steps=why == "steps", eos_token_id=())
+    prediction = [1, 2, 3] if why == "prediction" else None
+    params = SamplingParams(max_new_tokens=limit, record_steps=why == "steps", eos_token_id=(), prediction=prediction)
     g.engine.run(g.submit(drafts_of.PROMPTS[:1], params))
     assert not counted.taken
+
+
+def test_drafts_are_made_ahead_again_after_a_prediction():
+    g, _, counted = ahead("chain", EAGER)
+    for prediction in ([1, 2, 3], None):
+        taken = counted.taken
+        g.generate(drafts_of.PROMPTS[0], max_new_tokens=24, prediction=prediction)
+        assert (counted.taken > taken) == (prediction is None)
 
 
 def test_a_row_near_its_end_stops_drafts_ahead_of_few_rows_only():

@@ -87,6 +87,17 @@ FORM: dict[str, tuple[Callable[[View], Draft], Fault, str]] = {
     "a narrow q": (chain, lambda d: replace(d, q=torch.rand(2, 3, 50)), r"its q has shape \(2, 3, 50\)"),
     "scores of another shape": (tree, lambda d: replace(d, scores=torch.zeros(2, 3)), "its scores have shape"),
     "whole scores": (tree, lambda d: forced(d, scores=torch.zeros(2, 4, dtype=torch.long)), "its scores have shape"),
+    "a copied row too many": (
+        tree,
+        lambda d: replace(d, copied=torch.ones(3, dtype=torch.bool)),
+        "its copied has shape",
+    ),
+    "whole copied": (tree, lambda d: forced(d, copied=torch.ones(2, dtype=torch.long)), "its copied has shape"),
+    "copied elsewhere": (
+        tree,
+        lambda d: replace(d, copied=torch.ones(2, dtype=torch.bool, device="meta")),
+        "its copied must be on cpu, not on meta",
+    ),
     "nothing": (tree, lambda d: None, "must return a Draft"),
     "a tuple": (tree, lambda d: (d.tree, d.law), "must return a Draft"),
     "a law by its name": (chain, lambda d: forced(d, law="chain"), "must return a Draft"),
@@ -114,6 +125,31 @@ VALUES: dict[str, tuple[Callable[[View], Draft], Fault, str]] = {
         f"node 3 is token {tiny.VOCAB}, and the target's tokens are 0 to {tiny.VOCAB - 1}",
     ),
 }
+
+
+@pytest.mark.parametrize("name", [name for name in (*FORM, *VALUES) if name != "deeper than it says"])
+def test_a_wrong_draft_beside_a_copy_is_refused(name: str):
+    """But for a depth that is too small: the draft with the copy has the copy's."""
+    make, spoil, sentence = {**FORM, **VALUES}[name]
+    g = tiny.generator(model(), tiny.ScriptedDrafter(lambda view, plan: spoil(make(view)), max_nodes=3))
+    sequences = g.submit(PROMPTS[:1], replace(GREEDY, prediction=plain()[0][:2])) + g.submit(PROMPTS[1:], GREEDY)
+    with pytest.raises(DrafterError, match=f"^ScriptedDrafter proposed a draft that cannot be verified: .*{sentence}"):
+        g.engine.step()
+    assert all("ScriptedDrafter" in str(sequence.error) for sequence in sequences)
+
+
+@pytest.mark.parametrize("name", ["greedy", "sampled"])
+def test_copied_rows_need_no_law(name: str):
+    """Their q is not read, under ratio rules also, and the others are still checked."""
+
+    def propose(view: View, plan: Plan) -> Draft:
+        draft = chain(view)
+        assert draft.q is not None
+        return replace(draft, q=put(draft.q, 1, 0.7), copied=torch.tensor([number == 1 for number in view.rows]))
+
+    g = tiny.generator(model(), tiny.ScriptedDrafter(propose, max_nodes=2), rule="block")
+    params = GREEDY if name == "greedy" else SAMPLED
+    g.engine.run(g.submit(PROMPTS, params))
 
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])

@@ -19,10 +19,10 @@ from foredraft.core.sampling.history import BadWords, HistoryRules
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.sampling.truncation import Truncation
 from foredraft.core.sampling.warp import Warp
+from foredraft.drafters.predicted import PredictionCursor
 from foredraft.engine import request
 from foredraft.engine.detokenizer import IncrementalDetokenizer, IncrementalText
 from foredraft.engine.generator import Generator
-from foredraft.engine.prediction import PredictionCursor
 from foredraft.engine.prefix_cache import PrefixCache
 from foredraft.engine.prompt_reader import PromptReader
 from foredraft.engine.request import RequestStats, Sequence
@@ -175,6 +175,10 @@ def tensor(name: str, value: float) -> Callable[..., bool]:
     return mine
 
 
+def its_cursor(guilty: Sequence, cursor: PredictionCursor, *args: Any) -> bool:
+    return cursor._tokens == guilty.params.prediction
+
+
 def itself(guilty: Sequence) -> object:
     return guilty
 
@@ -198,7 +202,8 @@ PLANTS = [
     Plant(BadWords, "of", parameters(1)),
     Plant(Truncation, "of", parameters(1)),
     Plant(Sequence, "draft_limit", owned(itself), skip=2),
-    Plant(PredictionCursor, "draft", owned(lambda guilty: guilty.prediction), skip=1),
+    Plant(PredictionCursor, "follow", its_cursor, skip=1),
+    Plant(PredictionCursor, "draft", its_cursor, skip=2),
     # when it is masked and warped, by drafters also
     Plant(Matcher, "masks", owned(lambda guilty: guilty.matcher), skip=2),
     Plant(Warp, "processed", lambda guilty, own, *_: bool(own.processors) and bool((own.bias == 0.25).any()), skip=2),
@@ -210,7 +215,6 @@ PLANTS = [
     # when its results are converted
     Plant(StepDone, "recorded", lambda guilty, *_: True, skip=1),
     Plant(Sequence, "extend", owned(itself), skip=1),
-    Plant(PredictionCursor, "follow", owned(lambda guilty: guilty.prediction), skip=1),
     Plant(Matcher, "advance", owned(lambda guilty: guilty.matcher), skip=1),
     Plant(IncrementalDetokenizer, "push", owned(told), skip=1),
     Plant(IncrementalDetokenizer, "_find", owned(told), skip=1),

@@ -18,11 +18,13 @@ from foredraft.core.rng import HashedRng, Noise
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.tree import PAD, TokenTree
 from foredraft.core.verify import RULES, verify
+from foredraft.core.worth import Features, Worth
+from foredraft.drafters import predicted
+from foredraft.drafters.predicted import LONGEST, PredictedOutputs, PredictionCursor, with_copies
 from foredraft.drafters.prompt_lookup import Options as LookupOptions, PromptLookup
-from foredraft.engine import step
 from foredraft.engine.generator import Generator
 from foredraft.engine.policy import Throughput
-from foredraft.engine.prediction import LONGEST, PredictionCursor, with_copies
+from foredraft.engine.step import selected, worthwhile
 from foredraft.model.kv.cache import bucket
 from runs import model
 
@@ -37,7 +39,7 @@ def steps(prediction: Sequence[int], output: Sequence[int], most: int = LONGEST)
         accepted = 0
         while accepted < len(draft) and draft[accepted] == output[written + accepted]:
             accepted += 1
-        place.follow(output[written : written + accepted + 1], len(draft), accepted)
+        place.follow(output[: written + accepted + 1])
         written, count, wasted = written + accepted + 1, count + 1, wasted + len(draft) - accepted
     return count, wasted
 
@@ -97,16 +99,16 @@ def test_limits_are_kept():
     text = source(100)
     place = PredictionCursor(text)
     assert [len(place.draft(most)) for most in (0, 1, 9, 99)] == [0, 1, 9, 15]
-    place.follow(text, 15, 15)
+    place.follow(text)
     assert place.draft(9) == []  # it ends there
-    place.follow([401], 0, 0)
+    place.follow([*text, 401])
     assert place.draft(9) == []
 
 
 def test_copies_take_the_place_of_their_rows_only():
     tree = TokenTree(torch.tensor([[7, 1, 2], [8, 3, 4]]), torch.tensor([[-1, 0, 0], [-1, 0, 1]]), depth=2)
     q = torch.rand(2, 3, 9)
-    found = with_copies(step.resized(Draft(tree, Law.IID, q, torch.zeros(2, 3)), 4), [[], [5, 6, 7]])
+    found = with_copies(Draft(tree, Law.IID, q, torch.zeros(2, 3)), [[], [5, 6, 7]])
     assert found.tree.tokens[0, :3].tolist() == [7, 1, 2] and found.tree.parents[0].tolist() == [-1, 0, 0, PAD]
     assert found.tree.tokens[1].tolist() == [8, 5, 6, 7] and found.tree.parents[1].tolist() == [-1, 0, 1, 2]
     assert found.copied is not None and found.copied.tolist() == [False, True]
@@ -114,6 +116,28 @@ def test_copies_take_the_place_of_their_rows_only():
     assert found.q is not None and torch.equal(found.q[:, :3], q) and found.q.shape == (2, 4, 9)
     shorter = with_copies(Draft(TokenTree.chain(tree.tokens), Law.FIXED), [[5], []])
     assert shorter.tree.parents.tolist() == [[-1, 0, PAD], [-1, 0, 1]] and shorter.tree.linear
+
+
+def test_copies_are_verified_whole():
+    """What the policy finds too dear of the other rows' drafts is cut."""
+    tree = TokenTree.chain(torch.tensor([[7, 1, 2, 3], [8, 4, 5, 6], [9, 0, 0, 0]]), torch.tensor([4, 4, 1]))
+    draft = with_copies(Draft(tree, Law.FIXED, scores=torch.zeros(3, 4)), [[], [], [4, 4]])
+    dear = Worth(Features(0.0, 0.0, 0.0, 0.0), 0.5, (0.5,) * 3, {1: 0.0, 2: 0.5, 6: 9.0})
+    kept = worthwhile(draft, dear)
+    assert kept == [[0, 1], [0, 1], [0, 1, 2]]
+    assert selected(draft, kept).tree.valid.sum(1).tolist() == [2, 2, 3]
+    alone = Draft(TokenTree.chain(tree.tokens[:2]), Law.FIXED, scores=torch.zeros(2, 4))
+    assert worthwhile(alone, replace(dear, recent=(0.5,) * 2)) == kept[:2]
+
+
+def test_without_a_copy_the_draft_is_the_drafters():
+    made = Draft(TokenTree.root(torch.tensor([1, 2])), Law.FIXED)
+    drafter = PredictedOutputs(tiny.ScriptedDrafter(lambda view, plan: made))
+    params = [SamplingParams(), SamplingParams(prediction=[5, 6])]
+    tiny.admit(drafter, [[0, 1], [0, 2]])
+    view = replace(tiny.view([[0, 1], [0, 2]], params), params=tuple(params), outputs=([], [7]))
+    assert drafter.copies(view, [9, 9]) == (0, 0) and drafter.propose(view, Plan((9, 9))) is made
+    assert drafter.copies(replace(view, params=(SamplingParams(),) * 2), [9, 9]) == ()
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "target_sampling"])
@@ -173,6 +197,28 @@ def test_picked_drafts_give_the_same_output_with_and_without(drafter: str, optio
 
 
 @pytest.mark.parametrize(
+    ("drafter", "options", "wanted"),
+    [
+        ("none", {}, [(5, 31, 19), (15, 41, 9), (24, 33, 0), (24, 0, 0)]),
+        ("none", {"exact_nodes": 8}, [(6, 27, 18), (15, 36, 9), (24, 25, 0), (24, 0, 0)]),
+        ("chain", {}, [(5, 31, 19), (8, 35, 8), (8, 35, 0), (5, 19, 0)]),
+        ("chain", {"exact_nodes": 8}, [(6, 27, 18), (8, 30, 8), (8, 27, 0), (5, 19, 0)]),
+        ("chain", {"rule": "block"}, [(5, 31, 19), (8, 35, 8), (8, 35, 0), (5, 19, 0)]),
+    ],
+)
+def test_numbers_of_steps(drafter: str, options: dict[str, Any], wanted: list[tuple[int, int, int]]):
+    """Forwards, drafted tokens and accepted copies of each request, alone and beside the others."""
+    made = tiny.draft_model(model(), model()) if drafter == "chain" else (None, None)
+    g, prompts = tiny.generator(model(), *made, **options), tiny.prompts()
+    given = predictions([result.tokens for result in run(g, prompts, [None] * 4)])
+    alone = [run(g, [prompt], [each])[0] for prompt, each in zip(prompts, given, strict=True)]
+    for results in (run(g, prompts, given), alone):
+        stats = [result.stats for result in results]
+        found = [(each.target_forwards, each.drafted, each.accepted_prediction_tokens) for each in stats]
+        assert found == wanted
+
+
+@pytest.mark.parametrize(
     ("drafter", "setting"),
     [
         ("tree", "temperature"),
@@ -187,7 +233,7 @@ def test_picked_drafts_give_the_same_output_with_and_without(drafter: str, optio
 )
 def test_rows_with_and_without_a_prediction_keep_their_law(drafter: str, setting: str, monkeypatch: pytest.MonkeyPatch):
     """The likeliest and the least likely text of all are predicted, beside drafts that the target seldom follows."""
-    monkeypatch.setattr(step, "COPIED_NODES", 10**6)
+    monkeypatch.setattr(predicted, "NODES", 10**6)
     law = laws.law(setting)
     best, worst = ([int(i) for i in torch.unravel_index(place, law.shape)] for place in (law.argmax(), law.argmin()))
     g = laws.generator(drafter)
@@ -278,7 +324,7 @@ def test_steps_with_copies_are_no_timings():
     g = tiny.generator(model(), lookup, policy)
     run(g, prompts, [runs.plain(prompt, max_new_tokens=NEW) for prompt in prompts])
     assert not any(pace["forward"] or pace["tokens"] for pace in policy.state()["paces"].values())
-    run(g, prompts, [None, None])
+    run(g, prompts, [[], [tiny.VOCAB - 1]])
     assert any(pace["forward"] for pace in policy.state()["paces"].values())
 
 

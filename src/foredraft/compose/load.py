@@ -21,6 +21,7 @@ from foredraft.core.drafter import Drafter
 from foredraft.core.errors import DrafterError, ModelError, OptionError
 from foredraft.core.sampling.params import check_known
 from foredraft.core.verify import RULES, check_legal
+from foredraft.drafters.predicted import PredictedOutputs
 from foredraft.engine.engine import Engine
 from foredraft.engine.generator import DrafterInfo, Generator
 from foredraft.engine.parallel import ParallelEngine, Ranks, initialised
@@ -197,6 +198,7 @@ class _Loader:
             shared.tap(drafter.needs.hidden_layers)
         policy = policy or _policy(spec, drafter)
         options: dict[str, Any] = {
+            "wrap": PredictedOutputs,
             "rule": self.options.verifier,
             "max_rows": self.options.max_batch_size,
             "exact_nodes": 1 + drafter.needs.max_nodes if self.options.exact else 0,

@@ -22,8 +22,8 @@ class Draft:
     ``scores[b, i]`` is the drafter's log-probability of the path to node i, or None. It is used for statistics and
     for choosing the size of later drafts; verifiers do not read it.
 
-    ``copied``: rows whose draft is a copy of the request's prediction in place of the drafter's, or None. Their tokens
-    were picked, whatever the law of the others, and their q is undefined.
+    ``copied``: rows that hold a copy (``Drafter.copies``), or None. Their tokens were picked, whatever the law of the
+    others: they are accepted where they equal the target's, and their q and scores are undefined.
     """
 
     tree: TokenTree

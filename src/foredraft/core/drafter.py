@@ -13,6 +13,7 @@ from torch import Tensor
 from foredraft.core.draft import Draft, Law, Verdict
 from foredraft.core.errors import DrafterError, ForedraftError, first_line
 from foredraft.core.rng import Noise
+from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.sampling.warp import Warp
 from foredraft.core.transfer import to_device
 from foredraft.core.worth import Worth
@@ -79,6 +80,7 @@ class Plan:
     ``worth``: verify only the nodes that pay, where reading the draft is free; see ``Worth``.
     ``chain``: no branches, since another drafter continues the draft.
     ``recorded``: the draft is recorded and replayed, so its shapes are few and no values are read; set by what records.
+    ``copies``: the length of each row's copy (``Drafter.copies``), for which ``lengths`` is 0; empty if no row has one.
     """
 
     lengths: tuple[int, ...]
@@ -88,6 +90,7 @@ class Plan:
     worth: Worth | None = None
     chain: bool = False
     recorded: bool = False
+    copies: tuple[int, ...] = ()
     _on: dict[torch.device, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def on(self, device: torch.device) -> Int[Tensor, "B"]:
@@ -100,6 +103,11 @@ class Plan:
     def length(self) -> int:
         """Largest entry of ``lengths``: the depth of the tree."""
         return max(self.lengths, default=0)
+
+    @property
+    def drafts(self) -> bool:
+        """Whether a drafter has anything to do: a draft or a copy."""
+        return any(self.lengths) or any(self.copies)
 
     @property
     def level_bound(self) -> float:
@@ -136,7 +144,8 @@ class View:
     random numbers of their own; otherwise drafts are picked, and may use the noise with which the target draws.
     ``kv_size``: what the requests in flight need of a KV cache until they end, drafts included. ``slack``: by so much
     may ``host_lengths`` exceed the lengths; 0 unless the drafter can do with that (``Needs.ahead``). ``tips``: the last
-    tokens, where they are kept apart; see ``roots``.
+    tokens, where they are kept apart; see ``roots``. ``params``: the sampling parameters of each row's request.
+    ``outputs``: the tokens of its output, as far as the host knows them.
     """
 
     rows: tuple[int, ...]
@@ -149,6 +158,8 @@ class View:
     kv_size: KVSize = EMPTY_KV
     slack: int = 0
     tips: Int[Tensor, "B"] | None = None
+    params: tuple[SamplingParams, ...] = ()
+    outputs: tuple[Sequence[int], ...] = ()
 
     @property
     def roots(self) -> Int[Tensor, "B"]:
@@ -189,7 +200,7 @@ class View:
         )
 
 
-_METHODS = {"admit", "read_ahead", "fork", "fuse", "propose", "commit", "release", "rewind"}
+_METHODS = {"admit", "read_ahead", "fork", "fuse", "copies", "propose", "commit", "release", "rewind"}
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
@@ -223,6 +234,11 @@ class Drafter(ABC):
     """
 
     needs: Needs = Needs()
+
+    @property
+    def name(self) -> str:
+        """In error messages."""
+        return self.__class__.__name__
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -269,6 +285,18 @@ class Drafter(ABC):
         """
         return hidden
 
+    def copies(self, view: View, limits: Sequence[int]) -> tuple[int, ...]:
+        """The length of each row's copy in the next step, 0 for rows without one; none by default.
+
+        A copy is a chain that ``propose`` takes from elsewhere, such as a text that came with the request, and marks in
+        ``Draft.copied``. Called before the plan, which drafts nothing for these rows; perhaps several times, and for
+        views in which other rows have lost their rules.
+
+        Args:
+            limits: the most draft tokens that each row can use.
+        """
+        return ()
+
     @abstractmethod
     def propose(self, view: View, plan: Plan) -> Draft:
         """Draft a tree for every row of ``view``; node 0 of each tree is ``view.roots``."""
@@ -276,7 +304,8 @@ class Drafter(ABC):
     def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None:  # noqa: B027
         """Update the drafter's state after verification of ``draft``; ``out`` is the target's forward.
 
-        Called after every step, including steps that drafted nothing (``draft`` is then the root alone).
+        Called after every step, including steps that drafted nothing (``draft`` is then the root alone). Rows in
+        ``draft.copied`` hold a copy in place of what was proposed.
         """
 
     @property

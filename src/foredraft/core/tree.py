@@ -113,9 +113,14 @@ class TokenTree:
         passed = torch.where(self.on_path, self.elders.sum(-1)[:, None], 0).sum(-1)  # earlier siblings on the way
         return torch.where(self.valid, self.depths + passed, 0)
 
-    def counted(self) -> "TokenTree":
-        """The same tree, with all that is known about it, and exact ``turns``, read from the device."""
-        counts = torch.nn.functional.one_hot(self.turn).sum(1).amax(0).tolist()
+    def counted(self, without: Bool[Tensor, "B"] | None = None) -> "TokenTree":
+        """The same tree, with all that is known about it, and exact ``turns``, read from the device.
+
+        Args:
+            without: rows that are not counted, since no rule tests them by turns.
+        """
+        turn = self.turn if without is None else self.turn * ~without[:, None]
+        counts = torch.nn.functional.one_hot(turn).sum(1).amax(0).tolist()
         tree = copy(self)
         object.__setattr__(tree, "turns", tuple(counts[1:]))
         return tree

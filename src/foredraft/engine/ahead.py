@@ -6,7 +6,6 @@ is made without the last step's results. It is dropped if the batch changes befo
 
 from foredraft.core.drafter import Plan, View
 from foredraft.engine.policy import Policy
-from foredraft.engine.prediction import Chains
 from foredraft.engine.request import Sequence
 from foredraft.engine.state import Batch
 from foredraft.engine.step import Drafted, Launched, Stepper
@@ -29,10 +28,10 @@ class Ahead:
         self.on = on
         self._kept: tuple[tuple[Sequence, ...], Drafted] | None = None
 
-    def take(self, sequences: tuple[Sequence, ...], chains: Chains) -> Drafted | None:
-        """The draft for a step of these sequences, if there is one; rows that copy a prediction have other drafts."""
+    def take(self, sequences: tuple[Sequence, ...]) -> Drafted | None:
+        """The draft for a step of these sequences, if there is one."""
         kept, self._kept = self._kept, None
-        return kept[1] if kept is not None and kept[0] == sequences and not any(chains) else None
+        return kept[1] if kept is not None and kept[0] == sequences else None
 
     def drop(self) -> None:
         """Forget the draft."""

@@ -5,6 +5,7 @@ there. Values on a device are checked by it, and the outcome is read back with t
 synchronisation.
 """
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -65,7 +66,7 @@ def checked(draft: object, view: View, vocab_size: int, name: str) -> tuple[Draf
     Raises:
         DrafterError: its shapes, types or law are wrong.
     """
-    fault = _form_fault(draft, view, vocab_size)
+    fault = form_fault(draft, view, vocab_size)
     if fault is not None or not isinstance(draft, Draft):
         raise DrafterError(f"{name} proposed a draft that cannot be verified: {fault}.")
     tree = draft.tree
@@ -88,11 +89,13 @@ def checked(draft: object, view: View, vocab_size: int, name: str) -> tuple[Draf
         if view.warp.greedy_rows is not None:
             drawn = drawn | view.warp.greedy_rows[..., 0]
         drawn[:, 0] = True
+        if draft.copied is not None:
+            drawn |= draft.copied[:, None]
         sound = sound & drawn
     placed = torch.where(right, parents, PAD)
     placed[:, 0] = ROOT
     safe = TokenTree(clamped, placed, tree.depth, tree.linear, tree.turns)
-    return Draft(safe, draft.law, draft.q, draft.scores), Proposed(sound.all(1), draft, view, vocab_size, name)
+    return replace(draft, tree=safe), Proposed(sound.all(1), draft, view, vocab_size, name)
 
 
 def _is_sound(draft: Draft, view: View, vocab_size: int) -> bool:
@@ -110,6 +113,7 @@ def _fault(draft: Draft, view: View, vocab_size: int, row: int, root: int) -> st
     skips such nodes."""
     greedy = view.warp.greedy_rows
     drawn = None if draft.q is None or view.warp.greedy or (greedy is not None and bool(greedy[row])) else draft.q
+    drawn = None if draft.copied is not None and bool(draft.copied[row]) else drawn
     tokens, parents = (values[row] for values in draft.tree.lists)
     if tokens[0] != root or parents[0] != ROOT:
         return f"node 0 is token {tokens[0]} below {parents[0]}, and must be the root, token {root} below {ROOT}"
@@ -140,12 +144,14 @@ def _has_elder_sibling(parents: Int[Tensor, "B N"]) -> Bool[Tensor, "B N"]:
     return same.tril(-1).any(2)
 
 
-def _form_fault(draft: object, view: View, vocab_size: int) -> str | None:
+def form_fault(draft: object, view: View, vocab_size: int | None = None) -> str | None:
+    """What is wrong with a draft's shapes, types or law; None if nothing is. ``vocab_size``: see ``checked``; None for
+    any."""
     if not isinstance(draft, Draft) or not isinstance(draft.tree, TokenTree) or not isinstance(draft.law, Law):
         return "propose must return a Draft with a TokenTree and a Law"
-    tensors = {"tokens": draft.tree.tokens, "parents": draft.tree.parents, "q": draft.q, "scores": draft.scores}
-    for name, values in tensors.items():
-        if values is None and name in ("q", "scores"):
+    optional = {"q": draft.q, "scores": draft.scores, "copied": draft.copied}
+    for name, values in {"tokens": draft.tree.tokens, "parents": draft.tree.parents, **optional}.items():
+        if values is None and name in optional:
             continue
         if not isinstance(values, torch.Tensor):
             return f"its {name} must be a tensor, not a {values.__class__.__name__}"
@@ -166,10 +172,13 @@ def _form_fault(draft: object, view: View, vocab_size: int) -> str | None:
         return f"its turns must be whole numbers, 0 or more, not {turns!r}"
     if (q is None) != (draft.law is Law.FIXED):
         return f"its law is {draft.law.value!r}, so it must {'come with' if q is None else 'have no'} q"
-    shape = (*tokens.shape, vocab_size)
+    shape = (*tokens.shape, *(() if q is None else q.shape[2:] if vocab_size is None else (vocab_size,)))
     if q is not None and (tuple(q.shape) != shape or not q.is_floating_point()):
         return f"its q has shape {tuple(q.shape)} and type {q.dtype}, and must be floating-point of shape {shape}"
     if draft.scores is not None and (draft.scores.shape != tokens.shape or not draft.scores.is_floating_point()):
         kind = f"shape {tuple(draft.scores.shape)} and type {draft.scores.dtype}"
         return f"its scores have {kind}, and must be floating-point of shape {tuple(tokens.shape)}"
+    copied = draft.copied
+    if copied is not None and (tuple(copied.shape) != (rows,) or copied.dtype != torch.bool):
+        return f"its copied has shape {tuple(copied.shape)} and type {copied.dtype}, and must be torch.bool of {rows}"
     return None

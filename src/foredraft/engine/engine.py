@@ -5,9 +5,8 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence as Seq
+from collections.abc import Callable, Iterable, Sequence as Seq
 from contextlib import AbstractContextManager
-from dataclasses import replace
 
 from foredraft.core.drafter import Drafter, Plan, View
 from foredraft.core.errors import ModelError, PromptError
@@ -43,6 +42,7 @@ class Engine:
 
     Args:
         drafter, policy: what proposes drafts, and what decides their size.
+        wrap: makes the drafter that steps run, such as ``PredictedOutputs``; by default they run ``drafter`` itself.
         rule: the verification rule; None is the default.
         max_rows: the most sequences that run at once; the others wait in order.
         exact_nodes: see ``Stepper``.
@@ -63,6 +63,7 @@ class Engine:
         drafter: Drafter,
         policy: Policy,
         *,
+        wrap: Callable[[Drafter], Drafter] | None = None,
         rule: str | None = None,
         max_rows: int = 32,
         exact_nodes: int = 0,
@@ -77,12 +78,13 @@ class Engine:
         self.drafter = drafter
         self.policy = policy
         cache = cache or target.new_cache()
-        self._stepper = Stepper(target, cache, drafter, rule, exact_nodes, replay or EAGER)
+        looped = drafter if wrap is None else wrap(drafter)
+        self._stepper = Stepper(target, cache, looped, rule, exact_nodes, replay or EAGER)
         draft_nodes = max(round_up(1 + drafter.needs.max_nodes), exact_nodes) - 1
         self.prefixes = PrefixCache(enabled=prefix_cache and not exact_nodes)
         self._admission = Admission(cache, max_rows, max_slots, draft_nodes, self.prefixes)
         chunk = max_prefill_tokens or (_CPU_PREFILL if target.device.type == "cpu" else _PREFILL)
-        self._reader = PromptReader(target, cache, drafter, self.prefixes, None if exact_nodes else chunk)
+        self._reader = PromptReader(target, cache, looped, self.prefixes, None if exact_nodes else chunk)
         self._draws = rule is not None and RULES[rule].draws
         self._batch = Batch(target.vocab_size, target.device, draws=self._draws, exponentials=target.exponentials)
         self._abandoned: deque[Sequence] = deque()  # to cancel in the next step; appended without the lock
@@ -146,8 +148,6 @@ class Engine:
                 f"The prompt has {len(prompt)} tokens; the model's context of {self.target.max_length} leaves no room "
                 "for a new one."
             )
-        if isinstance(params.prediction, tuple) and len(params.prediction) > self.target.max_length:
-            params = replace(params, prediction=params.prediction[: self.target.max_length])  # no output is longer
         check_token_ids(params, self.target.vocab_size)
         eos_ids = params.eos_token_id if params.eos_token_id is not None else tuple(eos)
         rules = StopRules(min(params.max_new_tokens, remaining), frozenset(eos_ids))
@@ -307,11 +307,12 @@ class Engine:
     def _release(self, rows: Iterable[int]) -> None:
         """Release rows whose requests have ended. An error in it harms no request, so it is only logged."""
         for row in sorted(rows):
-            for holder in (self.policy, self.drafter):
+            drafter = self._stepper.drafter
+            for name, holder in ((self.policy.__class__.__name__, self.policy), (drafter.name, drafter)):
                 try:
                     holder.release(row)
                 except Exception:  # unlike an interruption, it would recur
-                    _log.warning("%s could not release a row.", holder.__class__.__name__, exc_info=True)
+                    _log.warning("%s could not release a row.", name, exc_info=True)
             self._drafter_rows.discard(row)
 
     def _admit(self, faults: RowFaults) -> None:
@@ -360,16 +361,16 @@ class Engine:
     def _prepared(self, faults: RowFaults) -> Prepared | None:
         """What a step needs of its rows, without those that cannot be prepared, which end; None if none is left."""
         try:
-            return Prepared.of(self._batch, self._stepper, self.target.max_length)
+            return Prepared.of(self._batch, self._stepper)
         except Exception:
-            if not row_work.end_unprepared(self._batch, self.target.max_length, faults):
+            if not row_work.end_unprepared(self._batch, self._stepper, faults):
                 raise
         self._retire_finished()
-        return Prepared.of(self._batch, self._stepper, self.target.max_length) if len(self._batch) else None
+        return Prepared.of(self._batch, self._stepper) if len(self._batch) else None
 
     def _inputs(self, prepared: Prepared) -> StepInputs:
         """The next step of the batch, with its plan or the draft that was made ahead."""
-        drafted = self.ahead.take(self._batch.sequences, prepared.chains)
+        drafted = self.ahead.take(self._batch.sequences)
         plan = drafted.plan if drafted else self._plan(prepared.view, prepared.allowed)
         free_rows = frozenset(self._admission.free_rows(self._running())) if self._stepper.replay.records else ()
         return prepared.inputs(self._batch, plan, drafted, free_rows)
@@ -381,7 +382,7 @@ class Engine:
         if prepared is None:
             return
         inputs, sequences = self._inputs(prepared), self._batch.sequences
-        self._drafted = any(inputs.plan.lengths) or any(inputs.chains)
+        self._drafted = inputs.plan.drafts
         launched = self._stepper.launch(inputs)
         self.ahead.draft(self._stepper, self._batch, self.policy, launched)
         done = self._stepper.read(launched)

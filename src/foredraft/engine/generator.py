@@ -310,8 +310,9 @@ class Generator(StreamSource):
 
     def _requests(self, prompts: Seq[Prompt], params: SamplingParams) -> list[Request]:
         """Check prompts and make requests of them; an error names the prompt if there are several."""
-        if isinstance(params.prediction, str):
-            params = replace(params, prediction=continuation(params.prediction, self.tokenizer))
+        if (given := params.prediction) is not None:
+            ids = continuation(given, self.tokenizer) if isinstance(given, str) else given
+            params = replace(params, prediction=ids[: self.engine.target.max_length])  # no output is longer
         requests: list[Request] = []
         for number, prompt in enumerate(prompts):
             try:

@@ -15,7 +15,6 @@ from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.sampling.stop import Cut, FinishReason, StopRules
 from foredraft.core.stats import DecodeStats
 from foredraft.engine.detokenizer import Decode, IncrementalDetokenizer
-from foredraft.engine.prediction import PredictionCursor
 from foredraft.engine.recording import RecordedStep
 from foredraft.engine.tail import RowStep
 from foredraft.model.text.grammar import CompiledGrammar, Matcher
@@ -159,13 +158,10 @@ class Sequence:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     pieces: deque[Piece] = field(default_factory=deque)
     steps: list[RecordedStep] = field(default_factory=list)  # if the request records them
-    prediction: PredictionCursor | None = field(init=False)
     matcher: Matcher | None = field(init=False, default=None)
     _detokenizer: IncrementalDetokenizer = field(init=False)
 
     def __post_init__(self) -> None:
-        ids = self.params.prediction
-        self.prediction = PredictionCursor(ids) if isinstance(ids, tuple) and ids else None
         self._detokenizer = IncrementalDetokenizer(self.decode, self.params.stop_strings)
         if self.request.grammar is not None:
             self.matcher = self.request.grammar.matcher(sorted(self.rules.eos_token_ids))
@@ -216,17 +212,15 @@ class Sequence:
         """Whether any step of the request may draft."""
         return self.params.speculate and self.params.num_assistant_tokens != 0 and self.rules.max_new_tokens > 1
 
-    def extend(self, block: Tokens[int], drafted: int, copied: int = 0) -> int:
+    def extend(self, block: Tokens[int], drafted: int, *, copied: bool = False) -> int:
         """Append a block of new tokens, the first ``drafted`` of which were drafted.
 
         Args:
-            copied: the length of the draft if it was a copy of the prediction, else 0.
+            copied: these are of a copy.
 
         Returns:
             the number of tokens kept; fewer than all if the request ended inside the block.
         """
-        if self.prediction is not None:
-            self.prediction.follow(block, copied, drafted)
         cut = self.rules.cut(len(self.tokens), block)
         refused = None
         if self.matcher is not None:
@@ -242,7 +236,7 @@ class Sequence:
             pushed = self._detokenizer.push(list(part))
             taken = list(part[: pushed.tokens_kept])
             kept += len(taken)
-            self._emit(Piece(pushed.text, taken, was_drafted, was_drafted and copied > 0))
+            self._emit(Piece(pushed.text, taken, was_drafted, was_drafted and copied))
             if pushed.stopped:
                 self.finish_reason = "stop"
         if refused is not None and not self.finished:

@@ -1,11 +1,11 @@
 """The host's work for single rows before and after a step. An error in it ends the row's request alone."""
 
-from collections.abc import Callable, Container, Mapping, Sequence as Seq
+from collections.abc import Callable, Collection, Container, Mapping, Sequence as Seq
+from dataclasses import replace
 from typing import NamedTuple
 
 from foredraft.core.drafter import Plan, View
 from foredraft.engine.grammar_masks import matchers_of
-from foredraft.engine.prediction import Chains, copies
 from foredraft.engine.request import Sequence, failure
 from foredraft.engine.state import Batch
 from foredraft.engine.step import Drafted, StepDone, StepInputs, Stepper
@@ -39,37 +39,38 @@ def together_or_apart(
 
 
 class Prepared(NamedTuple):
-    """What a step needs of its rows: the view, the most draft tokens of each, and their copies (``with_copies``)."""
+    """What a step needs of its rows: the view, the most draft tokens of each, and ``Plan.copies``."""
 
     view: View
     limits: list[int]
-    chains: Chains
+    copies: tuple[int, ...]
 
     @classmethod
-    def of(cls, batch: Batch, stepper: Stepper, context: int) -> "Prepared":
+    def of(cls, batch: Batch, stepper: Stepper, idle: Collection[int] = ()) -> "Prepared":
         """Prepare a step of the batch.
 
         Args:
-            context: the most tokens that the target reads.
+            idle: indices of rows whose own work is left out.
         """
-        view = batch.view(stepper.cache.kv_size)
-        limits = [sequence.draft_limit(context) for sequence in batch.sequences]
-        predictions = [sequence.prediction for sequence in batch.sequences]
-        nodes = stepper.copied_nodes(view) if any(predictions) else 0
-        return cls(view, limits, copies(predictions, limits, nodes))
+        view, context = batch.view(stepper.cache.kv_size, idle=idle), stepper.target.max_length
+        rows = enumerate(batch.sequences)
+        limits = [0 if index in idle else sequence.draft_limit(context) for index, sequence in rows]
+        copies = stepper.drafter.copies(view, limits)
+        return cls(view, limits, copies if any(copies) else ())
 
     @property
     def allowed(self) -> list[int]:
-        """The most tokens that the drafter may draft for each row: none beside a copy."""
-        return [0 if chain else limit for limit, chain in zip(self.limits, self.chains, strict=True)]
+        """The most tokens that may be planned for each row: none beside a copy."""
+        if not self.copies:
+            return self.limits
+        return [0 if copy else limit for limit, copy in zip(self.limits, self.copies, strict=True)]
 
     def inputs(self, batch: Batch, plan: Plan, drafted: Drafted | None, free_rows: Container[int]) -> StepInputs:
-        """The inputs of the step with this plan."""
+        """The inputs of the step with this plan, and with the copies."""
         return StepInputs(
             view=self.view,
-            plan=plan,
+            plan=replace(plan, copies=self.copies) if self.copies else plan,
             drafted=drafted,
-            chains=self.chains,
             matchers=matchers_of(batch.sequences),
             free_rows=free_rows,
             batch=batch,
@@ -77,13 +78,12 @@ class Prepared(NamedTuple):
         )
 
 
-def end_unprepared(batch: Batch, context: int, faults: RowFaults) -> bool:
+def end_unprepared(batch: Batch, stepper: Stepper, faults: RowFaults) -> bool:
     """End the requests that cannot be prepared for a step, each tried alone; False if there are none."""
-    found = batch.faulty()
-    for index, sequence in enumerate(batch.sequences):
+    found = {}
+    for index in range(len(batch)):
         try:
-            limit = sequence.draft_limit(context)
-            copies([sequence.prediction], [limit], limit + 1)
+            Prepared.of(batch, stepper, idle=[other for other in range(len(batch)) if other != index])
         except Exception as error:
             found[index] = error
     for index, error in found.items():
@@ -112,7 +112,7 @@ def _extend(sequence: Sequence, index: int, done: StepDone) -> int:
     if not result.healthy:
         sequence.fail_without_token()
         return 0
-    kept = sequence.extend(result.emitted, result.accepted, result.drafted * result.copied)
+    kept = sequence.extend(result.emitted, result.accepted, copied=result.copied)
     if done.logits is not None:
         sequence.add_logprobs(done.logits[index], result.emitted[:kept])
     return kept

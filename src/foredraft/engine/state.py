@@ -1,6 +1,6 @@
 """The rows in flight, as tensors. Rows are added and removed between steps."""
 
-from collections.abc import Collection, Mapping, Sequence as Seq
+from collections.abc import Collection, Iterable, Mapping, Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -24,12 +24,20 @@ _IDLE = {True: SamplingParams(), False: SamplingParams(temperature=1.0)}
 class _Rows:
     """The rows in flight on the host: their numbers and sequences, in the order of the batch.
 
-    ``warp`` is made by the first view.
+    ``params``, ``outputs``: see ``View``. ``warp`` is made by the first view.
     """
 
     numbers: tuple[int, ...] = ()
     sequences: tuple[Sequence, ...] = ()
+    params: tuple[SamplingParams, ...] = ()
+    outputs: tuple[list[int], ...] = ()
     warp: Warp | None = None
+
+    @classmethod
+    def of(cls, numbers: Iterable[int], sequences: Iterable[Sequence]) -> "_Rows":
+        """These rows."""
+        own = tuple(sequences)
+        return cls(tuple(numbers), own, tuple(each.params for each in own), tuple(each.tokens for each in own))
 
 
 class _Buffers(NamedTuple):
@@ -107,7 +115,7 @@ class Batch:
         for column, buffer in enumerate((own.lengths, own.tips, own.seeds)):
             buffer[begin:end] = packed[:, column]
         own.history[begin:end, : history.shape[1]] = packed[:, 3:]
-        self._rows = _Rows((*old.numbers, *added), (*old.sequences, *sequences))
+        self._rows = _Rows.of((*old.numbers, *added), (*old.sequences, *sequences))
 
     def retire(self) -> None:
         """Remove the rows whose sequences have ended; the last rows take their places."""
@@ -122,7 +130,7 @@ class Batch:
             for buffer in self._buffers:
                 buffer[hole] = buffer[mover]
             order[hole] = mover
-        self._rows = _Rows(tuple(old.numbers[i] for i in order), tuple(old.sequences[i] for i in order))
+        self._rows = _Rows.of((old.numbers[i] for i in order), (old.sequences[i] for i in order))
 
     @property
     def host_lengths(self) -> tuple[int, ...]:
@@ -136,8 +144,9 @@ class Batch:
             unknown: the most tokens of a row that were appended and that the host does not know yet; 0 if it knows all.
             idle: indices of rows without their rules, but for whether they are greedy.
         """
-        now, warp = self._rows, self._rows.warp
+        now, warp, params = self._rows, self._rows.warp, self._rows.params
         if idle:
+            params = self._params(idle)
             warp = self._warp(idle)
         elif warp is None:
             warp = self._warp()
@@ -157,6 +166,8 @@ class Batch:
             kv_size=kv_size,
             slack=max(unknown - 1, 0),  # a step appends one token at least
             tips=shown.tips,
+            params=params,
+            outputs=now.outputs,
         )
 
     def _first(self, rows: int, width: int) -> _Buffers:
@@ -165,25 +176,19 @@ class Batch:
             self._shown = self._buffers.first(rows, width)
         return self._shown
 
+    def _params(self, idle: Collection[int]) -> tuple[SamplingParams, ...]:
+        """The parameters of each row, without rules where it is idle."""
+        return tuple(_IDLE[own.greedy] if row in idle else own for row, own in enumerate(self._rows.params))
+
     def _warp(self, idle: Collection[int] = ()) -> Warp:
         rows = list(enumerate(self.sequences))
         return Warp.of(
-            [_IDLE[each.params.greedy] if index in idle else each.params for index, each in rows],
+            self._params(idle),
             vocab_size=self._vocab_size,
             eos_token_ids=[() if index in idle else tuple(sorted(each.rules.eos_token_ids)) for index, each in rows],
             prompt_lengths=[len(each.prompt) for _, each in rows],
             device=self._device,
         )
-
-    def faulty(self) -> dict[int, Exception]:
-        """The rows, by index, whose rules alone cannot be made into a warp, and why."""
-        found: dict[int, Exception] = {}
-        for row in range(len(self)):
-            try:
-                self._warp([other for other in range(len(self)) if other != row])
-            except Exception as error:
-                found[row] = error
-        return found
 
     def append(self, emitted: Int[Tensor, "B D"], counts: Int[Tensor, "B"]) -> None:
         """Append the new tokens of a step, ``counts[b]`` of them in row b; later columns are undefined."""

@@ -13,12 +13,11 @@ from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Drafter, Plan, StepOut, View
 from foredraft.core.transfer import to_device
 from foredraft.core.tree import PAD, ROOT, TokenTree, host_depths
-from foredraft.core.worth import DraftNodes
+from foredraft.core.worth import DraftNodes, Worth
 from foredraft.engine.draft_check import Proposed, checked
 from foredraft.engine.grammar_masks import HostTree, Matchers, masked
 from foredraft.engine.host_tail import HostOut, follow, follows
 from foredraft.engine.isolation import Isolation
-from foredraft.engine.prediction import Chains, with_copies
 from foredraft.engine.recording import RecordedStep
 from foredraft.engine.state import Batch
 from foredraft.engine.tail import RowStep as RowStep, Tail, TailOut
@@ -29,8 +28,7 @@ from foredraft.model.recording.replay_rows import replay_for
 
 SIZES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Node counts used for forwards on a CPU; larger ones are multiples of 32."""
-COPIED_NODES, COPIED_NODES_GPU = 64, 256
-"""Most nodes of a batch that is as wide as its longest copy, on a CPU and elsewhere."""
+_ROOT_ALONE = DraftNodes((ROOT,), None)
 
 
 @dataclass(slots=True)
@@ -90,8 +88,8 @@ class Drafted(NamedTuple):
 class StepInputs:
     """What a step reads: the rows as tensors, in ``view``, and records of single rows, in the same order.
 
-    ``plan``: how much to draft. ``drafted``: the draft of this plan, if the last step has launched it. ``chains``: see
-    ``with_copies``; if none is given, nothing is copied. ``matchers``: of the rows' grammars; None if no row has one.
+    ``plan``: how much to draft. ``drafted``: the draft of this plan, if the last step has launched it. ``matchers``: of
+    the rows' grammars; None if no row has one.
     They cost another read-back; see ``grammar_masks``. ``free_rows``: rows of the cache that hold nothing, which
     recordings may use as padding. ``batch``: gets the new tokens, which may change what ``view`` shows, and contains
     errors of single rows; see ``Isolation``. ``logits``, ``laws``: what else to return; see ``StepDone`` and
@@ -101,7 +99,6 @@ class StepInputs:
     view: View
     plan: Plan
     drafted: Drafted | None = None
-    chains: Chains = ()
     matchers: Matchers | None = None
     free_rows: Container[int] = ()
     batch: Batch | None = None
@@ -145,13 +142,6 @@ class Stepper:
     replay: Replay = EAGER
     vocab_size: int = 0
 
-    def copied_nodes(self, view: View) -> int:
-        """The most nodes of a row with a copy: more would exceed the cache, or take the other rows too much time, since
-        all rows of a forward have the same width."""
-        most = (COPIED_NODES if view.lengths.device.type == "cpu" else COPIED_NODES_GPU) // len(view.rows)
-        most = min(most, self.cache.slots - max(view.host_lengths) + 1, self.exact_nodes or most)
-        return max((size for size in SIZES if size <= most), default=1)
-
     def __call__(self, inputs: StepInputs) -> StepDone:
         """Run one step for every row, with a single read-back from the device at its end."""
         return self.read(self.launch(inputs))
@@ -164,7 +154,6 @@ class Stepper:
         self.cache.arrange(view.rows)
         rows = Isolation(view, inputs.batch)
         drafted = inputs.drafted or rows.run(lambda seen: self._propose(seen, inputs.plan))
-        drafted = drafted._replace(draft=self._completed(drafted.draft, inputs.chains))
         out, tail = self._verify(inputs, rows, drafted)
         read = tail.reading(drafted.draft, drafted.proposal)
         self._commit(rows.view, drafted.draft, out, tail, inputs.batch)
@@ -180,8 +169,8 @@ class Stepper:
         """Wait for a step's results."""
         inputs, rows, drafted, tail, read, logits, begun = launched
         results = read()
-        if any(inputs.chains):
-            results = [row.of_copy() if chain else row for row, chain in zip(results, inputs.chains, strict=True)]
+        if copies := inputs.plan.copies:
+            results = [row.of_copy() if copy else row for row, copy in zip(results, copies, strict=True)]
         seconds, drafting = begun.host_seconds(), drafted.begun.until(drafted.ended)
         return StepDone(
             rows=results,
@@ -243,34 +232,29 @@ class Stepper:
         else:
             batch.append_known([row.emitted for row in end.rows])
 
-    def _completed(self, draft: Draft, chains: Chains) -> Draft:
-        """The draft with the copies, in the shape that is verified."""
-        if any(chains):
-            nodes = max(draft.tree.tokens.shape[1], 1 + max(map(len, chains)))
-            draft = with_copies(resized(draft, max(self.exact_nodes, self._width(nodes))), chains)
-        return _shaped(draft) if self.replay.records else draft
-
     def _propose(self, view: View, plan: Plan) -> Drafted:
         """Launch a draft, which the device may make later."""
         begun, proposal, levels = _Mark(self.target.device), None, 0
-        if plan.length:
-            name = self.drafter.__class__.__name__
+        if plan.drafts:
             try:
                 proposed = self.drafter.propose(view, plan)
             except Exception:
                 self.target.reset_hooks()  # it may be repeated
                 raise
-            draft, proposal = checked(proposed, view, self.vocab_size or self.target.vocab_size, name)
+            vocab_size = self.vocab_size or self.target.vocab_size
+            draft, proposal = checked(proposed, view, vocab_size, self.drafter.name)
             levels = draft.tree.depth
             if not all(plan.lengths):
                 drafting = to_device(plan.lengths, view.lengths.device) > 0
+                drafting = drafting if draft.copied is None else drafting | draft.copied
                 draft = replace(draft, tree=draft.tree.only(drafting))
             if plan.worth is not None and plan.worth.prices and draft.law is Law.FIXED:
-                draft = selected(draft, plan.worth.keep(nodes_of(draft)))
+                draft = selected(draft, worthwhile(draft, plan.worth))
         else:
             draft = Draft(TokenTree.root(view.roots), Law.FIXED)
         draft = self._sized(draft)
-        rule = self.rule if draft.tree.depth else None  # a root alone is legal for any rule
+        draft = _shaped(draft) if self.replay.records else draft
+        rule = self.rule if plan.length and draft.tree.depth else None  # roots and copies are legal for any rule
         return Drafted(plan, draft, proposal, rule, levels, begun, _Mark(self.target.device))
 
     def _width(self, nodes: int) -> int:
@@ -287,7 +271,7 @@ class Stepper:
             used = max(node for row in draft.tree.lists[1] for node, parent in enumerate(row) if parent != PAD)
             draft = resized(draft, self._width(used + 1))
             if draft.q is not None and not draft.tree.linear and not self.replay.records:
-                draft = replace(draft, tree=draft.tree.counted())
+                draft = replace(draft, tree=draft.tree.counted(without=draft.copied))
             return draft
         return resized(draft, round_up(draft.tree.tokens.shape[1])) if self.replay.records else draft
 
@@ -316,6 +300,17 @@ def round_up(nodes: int) -> int:
     """The next larger node count used for forwards. CPU kernels are compiled for each new node count, which costs
     more than padding to a coarse set of counts."""
     return next((size for size in SIZES if size >= nodes), -(-nodes // 32) * 32)
+
+
+def worthwhile(draft: Draft, worth: Worth) -> list[list[int]]:
+    """The nodes of each row that pay, and all of copies, whose lengths the drafter has chosen."""
+    rows = nodes_of(draft)
+    if draft.copied is None:
+        return worth.keep(rows)
+    copied = draft.copied.tolist()
+    kept = worth.keep([_ROOT_ALONE if copy else row for copy, row in zip(copied, rows, strict=True)])
+    whole = [[node for node, parent in enumerate(row.parents) if parent != PAD] for row in rows]
+    return [own if copy else nodes for copy, own, nodes in zip(copied, whole, kept, strict=True)]
 
 
 def nodes_of(draft: Draft) -> list[DraftNodes]:

@@ -27,7 +27,7 @@ class RowStep:
     """Result of a step for one row, on the host. ``depth`` is the length of the longest drafted path.
 
     ``path``: the accepted nodes after the root. ``nodes``: those of the verified draft. ``copied``: the draft is a copy
-    of the request's prediction.
+    (``Drafter.copies``).
     """
 
     emitted: list[int]

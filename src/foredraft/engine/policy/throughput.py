@@ -69,7 +69,7 @@ class Throughput(Policy):
         return Plan(lengths, 0.0, nodes, level, worth)
 
     def observe(self, view: View, plan: Plan, done: StepDone) -> None:
-        if any(result.copied for result in done.rows):  # copies have their own width
+        if plan.copies:  # they have their own width
             return
         pace, model = self._records(view)
         width = 1 if done.tree is None else done.tree.tokens.shape[1]

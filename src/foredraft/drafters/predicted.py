@@ -1,25 +1,31 @@
 """Predicted outputs: a text that a request's output may repeat is drafted from by look-up, beside any drafter.
 
 A request with a prediction keeps its place in that text. While the output follows it, the next tokens of the text are
-the row's draft, in place of the drafter's. They are picked, and target sampling verifies them under every drafter, so
-they are lossless. Where the output leaves the text, the drafter drafts until the place is found again.
+the row's draft, a copy, in place of the drafter's. They are picked, and target sampling verifies them under every
+drafter, so they are lossless. Where the output leaves the text, the drafter drafts until the place is found again.
+
+Whether a row has a copy, and how long it is, depends on its own prediction and output, and on which rows run beside it:
+not on what is drawn in this step. So drawn drafts of the other rows are verified as if there were no copies.
 """
 
 from bisect import bisect_left
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, final
 
 import torch
 
-from foredraft.core.draft import Draft
+from foredraft.core.draft import Draft, Law
+from foredraft.core.drafter import Drafter, Plan, View
 from foredraft.core.transfer import to_device
 from foredraft.core.tree import PAD, TokenTree
+from foredraft.drafters.common.wrapper import DrafterWrapper
+from foredraft.engine.draft_check import form_fault
+from foredraft.engine.step import SIZES, resized
 
-Chains = Sequence[Sequence[int]]
-"""The tokens copied for each row; empty for rows without a copy."""
-
+NODES, NODES_GPU = 64, 256
+"""Most nodes of a batch that is as wide as its longest copy, on a CPU and elsewhere."""
 LENGTHS = (3, 7, 15, 31, 63)
 """Lengths of copies. With the root, they are node counts of forwards (``step.SIZES``)."""
 LONGEST = LENGTHS[-1]
@@ -66,24 +72,30 @@ class PredictionCursor:
         self._recent: deque[int] = deque(maxlen=_COMPARED)  # emitted tokens, the latest first
         self._place: _Place | None = _Place(0)  # None if unknown
         self._length = _FIRST
+        self._read = 0  # tokens of the output that were followed
+        self._drafts = False  # the last draft was not empty
         self._edits: dict[int, _Edit] = {}  # by their first old token
         self._left = 0  # index in the prediction where the output left it
         self._since: list[int] = []  # tokens emitted since
         self._guess: _Edit | None = None  # the replacement before a place that no token has confirmed yet
 
     def draft(self, most: int) -> list[int]:
-        """The tokens to copy next, at most so many; empty if the place is unknown."""
+        """The tokens to copy in the next step, at most so many; empty if the place is unknown."""
         tokens: list[int] = []
         ahead = self._next(self._place)
         while ahead is not None and len(tokens) < min(self._length, most):
             tokens.append(ahead[0])
             ahead = self._next(ahead[1])
+        self._drafts = len(tokens) > 0
         return tokens
 
-    def follow(self, emitted: Sequence[int], copied: int = 0, accepted: int = 0) -> None:
-        """Add the tokens of a step, in which ``accepted`` of ``copied`` tokens were accepted."""
-        if copied:
-            self._length = next((length for length in LENGTHS if length >= 2 * accepted), LONGEST)
+    def follow(self, output: Sequence[int]) -> None:
+        """Read what a step has added to the output: the accepted tokens of the last draft, and another one."""
+        emitted, self._read = output[self._read :], len(output)
+        if not emitted:
+            return
+        if self._drafts:
+            self._length = next((length for length in LENGTHS if length >= 2 * (len(emitted) - 1)), LONGEST)
         for token in emitted:
             self._recent.appendleft(token)
             ahead = self._next(self._place)
@@ -158,21 +170,65 @@ class PredictionCursor:
             self._guess = None
 
 
-def copies(predictions: Sequence[PredictionCursor | None], limits: Sequence[int], nodes: int) -> list[list[int]]:
-    """The tokens to copy for each row.
+@final
+class PredictedOutputs(DrafterWrapper):
+    """Copies from the predictions of requests, beside the drafts of the inner drafter.
 
-    Args:
-        limits: the most draft tokens that each row can use.
-        nodes: the most nodes of a row.
+    While a row has a prediction nothing is drafted ahead, since a copy needs the last step's tokens on the host.
     """
-    return [
-        prediction.draft(min(limit, nodes - 1)) if prediction is not None else []
-        for prediction, limit in zip(predictions, limits, strict=True)
-    ]
+
+    def __init__(self, inner: Drafter) -> None:
+        super().__init__(inner)
+        self._cursors: dict[int, PredictionCursor] = {}
+
+    @property
+    def commits(self) -> bool:
+        return self._inner.commits
+
+    def copies(self, view: View, limits: Sequence[int]) -> tuple[int, ...]:
+        if not any(params.prediction for params in view.params):
+            return ()
+        most = widest_copy(view) - 1
+        lengths = dict.fromkeys(view.rows, 0)
+        for row, params, output, limit in zip(view.rows, view.params, view.outputs, limits, strict=True):
+            if params.prediction:
+                assert isinstance(params.prediction, tuple)
+                if row not in self._cursors:
+                    self._cursors[row] = PredictionCursor(params.prediction)
+                    self.needs = replace(self._inner.needs, ahead=False)
+                self._cursors[row].follow(output)
+                lengths[row] = len(self._cursors[row].draft(min(limit, most)))
+        return tuple(lengths.values())
+
+    def propose(self, view: View, plan: Plan) -> Draft:
+        if not plan.copies:
+            return self._inner.propose(view, plan)
+        own = replace(plan, copies=())
+        draft = self._inner.propose(view, own) if plan.length else Draft(TokenTree.root(view.roots), Law.FIXED)
+        rows = zip(view.rows, view.params, plan.copies, strict=True)
+        chains = [self._cursors[row].draft(length) if params.prediction else [] for row, params, length in rows]
+        if not any(chains) or form_fault(draft, view) is not None:  # then the step refuses it
+            return draft
+        return with_copies(draft, chains)
+
+    def release(self, row: int) -> None:
+        self._cursors.pop(row, None)
+        if not self._cursors:
+            self.needs = self._inner.needs
+        self._inner.release(row)
 
 
-def with_copies(draft: Draft, chains: Chains) -> Draft:
-    """The draft with these chains, for which it has enough nodes, in place of the trees of their rows."""
+def widest_copy(view: View) -> int:
+    """The most nodes of a row with a copy: more would exceed the cache, or take the other rows too much time, since all
+    rows of a forward have the same width."""
+    most = (NODES if view.lengths.device.type == "cpu" else NODES_GPU) // len(view.rows)
+    most = min(most, view.kv_size.slots - max(view.host_lengths) + 1)
+    return max((size for size in SIZES if size <= most), default=1)
+
+
+def with_copies(draft: Draft, chains: Sequence[Sequence[int]]) -> Draft:
+    """The draft with these chains in place of the trees of their rows; rows without a copy have an empty one."""
+    draft = resized(draft, max(draft.tree.tokens.shape[1], 1 + max(map(len, chains))))
     tree = draft.tree
     rows, nodes = tree.tokens.shape
     table = [[*chain, *[PAD] * (nodes - 1 - len(chain))] for chain in chains]
