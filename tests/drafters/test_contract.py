@@ -269,7 +269,7 @@ def holdings(drafter: Any, shared: tuple[SlotCache, ...] = ()) -> dict[str, int]
         if isinstance(value, ReadRows):
             held[key] = len(value.count)
         elif isinstance(value, SlotCache):
-            held[key] = len(value._lines)
+            held[key] = len(value._buffer_rows)
         elif isinstance(value, (NgramPool, torch.Tensor)):
             held[key] = value.nbytes
         elif isinstance(

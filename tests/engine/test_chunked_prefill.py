@@ -91,7 +91,7 @@ def test_outputs_do_not_depend_on_chunks(kind: str):
         for prompt, result in zip(tiny.prompts(lengths), wanted, strict=True)
     }
     assert all(each.tokens == found[each.prompt][0] for each in sequences)
-    assert not parts.engine._stepper.cache._lines
+    assert not parts.engine._stepper.cache._buffer_rows
 
 
 @pytest.mark.parametrize("kind", heads.READERS)
@@ -177,7 +177,7 @@ def test_a_prompt_that_is_cancelled_leaves_its_row_clean(kind: str):
         assert g.generate(prompt, params).tokens == wanted
     assert not running.finished
     g.engine.cancel([running])
-    assert not g.engine._stepper.cache._lines
+    assert not g.engine._stepper.cache._buffer_rows
 
 
 def test_a_request_that_shares_its_prompt_outlives_the_one_it_is_read_for():
@@ -225,4 +225,4 @@ def test_closing_ends_prompts_that_are_being_read():
     g.engine.step()
     g.engine.close()
     assert [each.finish_reason for each in sequences] == ["cancelled"] * 2
-    assert not g.engine._stepper.cache._lines
+    assert not g.engine._stepper.cache._buffer_rows

@@ -177,7 +177,7 @@ def test_requests_wait_and_rows_are_used_again(kind: str, options: dict):
     for prompt, p, sequence in zip(prompts, params, sequences, strict=True):
         assert sequence.tokens == alone.generate(prompt, p).tokens
         assert len(sequence.tokens) == p.max_new_tokens and sequence.finish_reason == "length"
-    assert not g.engine._stepper.cache._lines and not g.engine.waiting
+    assert not g.engine._stepper.cache._buffer_rows and not g.engine.waiting
 
 
 @pytest.mark.parametrize("kind", ["none", "other", "self tree", "lookup tree"])

@@ -118,7 +118,7 @@ def test_an_interruption_at_any_line_leaves_the_generator_as_it_was(
         interrupted(lambda: said(g), stop)
         assert torch.equal(model(ids).logits, logits), f"the model after an interruption at {tracer.places[stop - 1]}"
         assert said(g) == wanted, f"after an interruption at {tracer.places[stop - 1]}"
-        assert kind == "prefix cache" or not g.engine._stepper.cache._lines
+        assert kind == "prefix cache" or not g.engine._stepper.cache._buffer_rows
         assert not g.engine._running() and not g.engine.waiting
 
 
@@ -182,7 +182,7 @@ def test_an_interruption_while_one_stream_is_closed_leaves_the_other_alone():
     places = closed(0)
     for stop in range(1, len(places) + 1, 2):
         closed(stop)
-    assert not len(g.engine._batch) and not g.engine._stepper.cache._lines
+    assert not len(g.engine._batch) and not g.engine._stepper.cache._buffer_rows
 
 
 def whole(model: PreTrainedModel, state: dict[str, torch.Tensor]) -> bool:

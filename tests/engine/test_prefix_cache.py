@@ -67,7 +67,7 @@ def test_turns_of_a_chat_are_read_once(kind: str, options: dict):
     assert len(g.engine.prefixes) == 1, "a prompt that continues a row takes that row"
     assert 0 < g.engine.prefixes.hits < g.engine.prefixes.queried
     g.engine.close()
-    assert not g.engine._stepper.cache._lines
+    assert not g.engine._stepper.cache._buffer_rows
 
 
 @pytest.mark.parametrize("kind", KINDS)
