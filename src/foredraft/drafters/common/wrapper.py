@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 
-from jaxtyping import Float, Int
 from torch import Tensor
 
 from foredraft.core.draft import Draft, Verdict
 from foredraft.core.drafter import Drafter, KVSize, Plan, StepOut, View
 
-Hidden = Mapping[int, Float[Tensor, "1 T H"]]
+Hidden = Mapping[int, Tensor]
 
 
 class DrafterWrapper(Drafter):
@@ -25,13 +24,13 @@ class DrafterWrapper(Drafter):
     def fuse(self, hidden: Hidden) -> Hidden:
         return self._inner.fuse(hidden)
 
-    def read_ahead(self, row: int, prompt: Int[Tensor, "T"], hidden: Hidden, kv_size: KVSize) -> None:
+    def read_ahead(self, row: int, prompt: Tensor, hidden: Hidden, kv_size: KVSize) -> None:
         self._inner.read_ahead(row, prompt, hidden, kv_size)
 
     def fork(self, row: int, source: int, length: int) -> None:
         self._inner.fork(row, source, length)
 
-    def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Hidden) -> None:
+    def admit(self, row: int, prompt: Tensor, hidden: Hidden) -> None:
         self._inner.admit(row, prompt, hidden)
 
     def copies(self, view: View, limits: Sequence[int]) -> tuple[int, ...]:
