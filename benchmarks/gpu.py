@@ -34,10 +34,10 @@ from transformers import LlamaConfig
 
 import foredraft
 from foredraft.bench.check import check_identity, check_sampled, draft_always
-from foredraft.compose.load import BUNDLED_DRAFTS
 from foredraft.core.drafter import Plan, View
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.tree import TokenTree
+from foredraft.drafters import BUNDLED_DRAFTS
 from foredraft.drafters.eagle3 import Eagle3Drafter, Options
 from foredraft.engine.cost_model import measure_bandwidth, measure_costs
 from foredraft.engine.policy import Constant, Policy

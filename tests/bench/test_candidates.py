@@ -7,11 +7,11 @@ import pytest
 
 from foredraft.bench.tune.candidates import Candidate, CandidateFamily, default_drafters, families
 from foredraft.bench.tune.probe import DraftSize
-from foredraft.compose.load import BUNDLED_DRAFTS, Spec
+from foredraft.compose.spec import Spec
 from foredraft.core.errors import OptionError
-from foredraft.drafters import METHODS
+from foredraft.drafters import BUNDLED_DRAFTS, METHODS
 
-DRAFTING = sorted(set(METHODS) - {"none", "bandit", "online"})
+DRAFTING = sorted(name for name in METHODS if not METHODS[name].untuned)
 ALONE = "another"
 """A model for which nothing ships."""
 

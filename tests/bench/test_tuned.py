@@ -7,11 +7,9 @@ import pytest
 
 import foredraft
 import tiny
-from foredraft.bench.tune.engines import server_config
 from foredraft.core.drafter import Needs, Plan, View
 from foredraft.core.errors import DrafterError, OptionError
 from foredraft.core.sampling.params import SamplingParams
-from foredraft.drafters import METHODS
 from foredraft.drafters.prompt_lookup import Options as LookupOptions
 from foredraft.engine.generator import Generator, Result
 from foredraft.engine.host_tail import HostOut
@@ -188,76 +186,3 @@ def test_every_schedule_can_be_switched_off(schedule: str):
         assert isinstance(policy_for(options, Needs(max_nodes=10), off_from=off_from), OffFrom) == kind
     policy = policy_for(options, Needs(max_nodes=10), off_from=2)
     assert policy.plan(view(0.9, 0.9), [9, 9]).length == 0
-
-
-VLLM_METHODS = {"ngram", "ngram_gpu", "suffix", "draft_model", "eagle", "eagle3", "mtp"}
-VLLM_KEYS = {"method", "model", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max"}
-ALGORITHMS = {"EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM"}
-FLAGS = {f"--speculative-{name}" for name in ("algorithm", "draft-model-path", "num-steps", "eagle-topk")}
-"""Names as the two servers have them."""
-
-
-def flags(text: str) -> dict[str, str]:
-    words = text.split()
-    return dict(zip(words[::2], words[1::2], strict=True))
-
-
-@pytest.mark.parametrize("method", sorted(set(METHODS) - {"none"}))
-def test_servers_know_the_names(method: str):
-    found = server_config(f"{method}:H" if METHODS[method].heads or method == "draft_model" else method)
-    if found.vllm is None or found.sglang is None:
-        assert found.vllm is found.sglang is None and method in found.note
-        assert method not in ("draft_model", "eagle1", "eagle2", "eagle3", "prompt_lookup"), "these are known to both"
-        return
-    assert set(found.vllm) <= VLLM_KEYS and found.vllm["method"] in VLLM_METHODS
-    assert found.vllm["num_speculative_tokens"] >= 1 and found.vllm.get("model", "H") == "H"
-    given = flags(found.sglang)
-    assert set(given) <= {*FLAGS, "--speculative-num-draft-tokens"} and given["--speculative-algorithm"] in ALGORITHMS
-    if given.get("--speculative-eagle-topk") == "1":
-        steps = int(given["--speculative-num-steps"])
-        assert int(given["--speculative-num-draft-tokens"]) == steps + 1, "SGLang makes it so"
-
-
-Sizes = tuple[int | None, int, int, int]
-"""vLLM's tokens, SGLang's steps, children a node, and tokens with the root."""
-
-
-@pytest.mark.parametrize(
-    ("spec", "chain", "sizes"),
-    [
-        (f"eagle3:H,nodes=23,depth=5,{CONSTANT}", f"eagle3:H,nodes=3,depth=3,top_k=1,{CONSTANT}", (3, 5, 4, 24)),
-        ("eagle2:H,nodes=11,depth=4,top_k=3", None, (4, 4, 3, 12)),
-        ("eagle3:H,nodes=4,depth=4,top_k=1", "eagle3:H,nodes=4,depth=4,top_k=1", (4, 4, 1, 5)),
-        ("eagle3:H,depth=5,top_k=1", None, (5, 5, 1, 6)),
-        ("eagle1:H,tree=4x2x1", None, (3, 3, 4, 21)),
-        ("eagle1:H,tree=1x1", None, (2, 2, 1, 3)),
-        ("draft_model:H,num_assistant_tokens=6", None, (6, 6, 1, 7)),
-        ("draft_model:H,branching=3x2x1", None, (3, 3, 1, 4)),
-    ],
-)
-def test_sizes_are_the_choices_own(spec: str, chain: str | None, sizes: Sizes):
-    found = server_config(spec, chain)
-    assert found.vllm is not None and found.sglang is not None
-    given = flags(found.sglang)
-    names = ("num-steps", "eagle-topk", "num-draft-tokens")
-    assert (found.vllm["num_speculative_tokens"], *(int(given[f"--speculative-{name}"]) for name in names)) == sizes
-    assert given["--speculative-draft-model-path"] == "H"
-    assert ("has the best chain" in found.note) == (chain is not None and sizes[2] > 1)
-
-
-def test_a_lookup_is_an_ngram():
-    found = server_config(
-        "prompt_lookup,prompt_lookup_num_tokens=4,max_matching_ngram_size=5,min_matching_ngram_size=2"
-    )
-    assert found.vllm == {
-        "method": "ngram",
-        "num_speculative_tokens": 4,
-        "prompt_lookup_max": 5,
-        "prompt_lookup_min": 2,
-    }
-    assert found.sglang == "--speculative-algorithm NGRAM --speculative-num-draft-tokens 5"
-
-
-def test_a_spec_that_cannot_be_is_an_error():
-    with pytest.raises(OptionError, match="Unknown drafter"):
-        server_config("eagle9")

@@ -65,7 +65,6 @@ CASES: dict[str, dict[str, tuple[tuple[str, ...], str]]] = {
         "no tokens": (("--max-new-tokens", "0"), "max_new_tokens"),
         "not a number": (("--batch-size", "all"), "--batch-size"),
         "another suffix": (("--out", "tuned.yaml"), "must end in .json"),
-        "batches that fall": (("--target-batch", "8..2"), "write a range, as in 1..64, or a list"),
         "no such prompts": (("--prompts", "nowhere.jsonl"), "nowhere.jsonl"),
         "an unknown method": (("-d", "prompt_lokup"), "Did you mean prompt_lookup?"),
         "plain decoding": (("-d", "none"), "none is plain decoding"),

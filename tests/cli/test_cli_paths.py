@@ -7,7 +7,7 @@ from cli_cases import PROMPT, Run
 
 RECORD = '{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "a", "max_tokens": 2}}\n'
 SHORT = ("--count", "1", "--max-new-tokens", "12", "--min-new-tokens", "12")
-TUNE = ("-d", "draft_model:MODEL,assistant_confidence_threshold=0.0", *SHORT, "--verify", "1", "--target-batch", "1")
+TUNE = ("-d", "draft_model:MODEL,assistant_confidence_threshold=0.0", *SHORT, "--verify", "1", "--batch-size", "1")
 COMMANDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "generate": (("--max-new-tokens", "2", "--record", "new/a/run.jsonl", PROMPT), ("new/a/run.jsonl",)),
     "batch": (("requests.jsonl", "new/a/answers.jsonl"), ("new/a/answers.jsonl",)),

@@ -15,7 +15,6 @@ VERIFIERS = ("target_sampling", "token", "block", "recursive", "kseq", "traversa
 """The names in ``core.verify.RULES``."""
 FIGURES = ("svg", "png", "pdf")
 """The suffixes in ``bench.report.plots.SUFFIXES``."""
-_NESTING = ("bandit", "cascade", "online", "relay", "triforce")  # methods that nest other drafters
 _STOCK = ("transformers", "transformers_assisted", "transformers_lookup")
 
 
@@ -46,7 +45,8 @@ def _spec(incomplete: str, *known: str) -> list[str]:
     outer = incomplete[:place]
     if not outer:
         return _with_prefix(incomplete, *known)
-    if outer.partition(":")[0] not in _NESTING:
+    method = outer.partition(":")[0]
+    if method not in METHODS or not METHODS[method].nests:
         return []
     return [outer + name for name in _with_prefix(incomplete[place:], *METHODS)]
 

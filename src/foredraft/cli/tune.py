@@ -18,7 +18,6 @@ from foredraft.cli.flags import FlagGroup, flags
 from foredraft.core.errors import OptionError
 
 if TYPE_CHECKING:
-    from foredraft.bench.tune.engines import ServerConfig
     from foredraft.bench.tune.tune import Configuration, Tuning
 
 
@@ -46,10 +45,6 @@ class TunePrompts(OutputChoice):
     batch_size: tuple[int, ...] = field(
         default=(1, 2, 4, 8, 16), metadata={"help": "Batch sizes to test; repeatable. Default: 1, 2, 4, 8, 16."}
     )
-    target_batch: str | None = field(
-        default=None,
-        metadata={"help": "Instead: batch sizes of a deployment, as in 1..64 (powers of two) or 1,8,24."},
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +58,7 @@ class TuneOutput:
 
 EXAMPLES = (
     "foredraft tune -m PATH -d eagle3:HEAD -d draft_model:SMALL --prompts mine.jsonl",
-    "foredraft tune -m PATH -d eagle3:HEAD --target-batch 1..64",
+    "foredraft tune -m PATH -d eagle3:HEAD --batch-size 1 --batch-size 8 --batch-size 32",
     "foredraft generate -m PATH -d tuned.json < prompt.txt",
 )
 
@@ -77,19 +72,17 @@ def command(*, choice: Choice, what: TunePrompts, shown: TuneOutput) -> None:
     """Find the fastest drafter and draft size for this machine.
 
     Times forwards, runs each method once at its largest size, predicts all smaller sizes, and runs the best of them.
-    Writes the choice to a file for --drafter, and prints it for vLLM and SGLang.
+    Writes the choice to a file for --drafter.
     """
     _check(what, shown)
     check_processes()
-    batches = what.batch_size if what.target_batch is None else batch_sizes(what.target_batch)
     prompts = [prompt.prompt for prompt in what.read()]
     from foredraft.bench.tune.candidates import default_drafters
-    from foredraft.bench.tune.engines import server_config
     from foredraft.bench.tune.tune import TuneConfig, Tuner
 
     with busy(f"Loading {choice.model}"):
-        plain = choice.plain(max_batch_size=max(batches))
-    config = TuneConfig(prompts, what.params(), shown.verify, batches)
+        plain = choice.plain(max_batch_size=max(what.batch_size))
+    config = TuneConfig(prompts, what.params(), shown.verify, what.batch_size)
     with busy("Measuring") as update:
         tuner = Tuner(
             plain,
@@ -99,12 +92,11 @@ def command(*, choice: Choice, what: TunePrompts, shown: TuneOutput) -> None:
         )
         with keeping_nothing("Interrupted; measurements are not kept, since times of another moment do not compare"):
             found = tuner.run(config)
-    servers = server_config(_sized(found), _chain(found)) if found.chosen is not None else None
     _write(shown.out, choice.model, found, what)
     if shown.json:
-        typer.echo(json.dumps(_to_json(found, servers)))
+        typer.echo(json.dumps(_to_json(found)))
         return
-    _print(found, servers, shown.out, choice)
+    _print(found, shown.out, choice)
 
 
 def _check(what: TunePrompts, shown: TuneOutput) -> None:
@@ -118,49 +110,7 @@ def _check(what: TunePrompts, shown: TuneOutput) -> None:
     check_writable(shown.out)
 
 
-def batch_sizes(text: str) -> tuple[int, ...]:
-    """The batch sizes of a list (1,8,24) or of a range by powers of two (1..64), rising.
-
-    Raises:
-        OptionError: neither of them, or a size below 1.
-    """
-    first, dots, last = text.partition("..")
-    try:
-        if dots:
-            low, high = int(first), int(last)
-            sizes = {low, high, *(2**power for power in range(high.bit_length()) if low < 2**power < high)}
-        else:
-            sizes = {int(part) for part in text.split(",")}
-            low, high = min(sizes), max(sizes)
-    except ValueError:
-        low, high, sizes = 0, 0, set()
-    if not 1 <= low <= high:
-        raise OptionError(f"Invalid --target-batch {text!r}: write a range, as in 1..64, or a list, as in 1,8,24.")
-    return tuple(sorted(sizes))
-
-
-def _sized(found: "Tuning") -> str:
-    """The choice at a constant size, for servers without our policies."""
-    chosen = found.chosen
-    assert chosen is not None
-    if chosen.spec != chosen.family:
-        return chosen.spec
-    same_family = [trial for trial in found.trials if trial.family == chosen.family and trial is not chosen]
-    return max(same_family, key=lambda trial: (trial.measured or 0.0, trial.predicted.speed_up)).spec
-
-
-def _chain(found: "Tuning") -> str | None:
-    """The best chain of the chosen method, for servers without trees."""
-    chosen = found.chosen
-    assert chosen is not None
-    if chosen.chain:
-        return chosen.spec
-    method = chosen.spec.partition(",")[0]
-    chains = (trial.spec for trial in found.trials if trial.chain)
-    return next((spec for spec in chains if spec.partition(",")[0] == method), None)
-
-
-def _write(path: str, model: str, found: "Tuning", what: TunePrompts) -> None:
+def _write(path: str, model: str, found: "Tuning", what: What) -> None:
     from foredraft.files.provenance import provenance, short, shortened
     from foredraft.heads.formats.tuned import Tuned, write_tuned
 
@@ -179,7 +129,7 @@ def _write(path: str, model: str, found: "Tuning", what: TunePrompts) -> None:
     write_tuned(path, Tuned(short(model), drafter, found.off_from or 0, facts, found.learned))
 
 
-def _to_json(found: "Tuning", servers: "ServerConfig | None") -> dict[str, Any]:
+def _to_json(found: "Tuning") -> dict[str, Any]:
     return {
         "pays": found.chosen is not None,
         "drafter": found.chosen.spec if found.chosen is not None else "none",
@@ -188,12 +138,11 @@ def _to_json(found: "Tuning", servers: "ServerConfig | None") -> dict[str, Any]:
         "batches": [point._asdict() for point in found.batches],
         "trials": [asdict(trial) for trial in found.trials],
         "costs": [asdict(table) for table in found.costs],
-        "servers": asdict(servers) if servers is not None else None,
         "skipped": list(found.skipped),
     }
 
 
-def _print(found: "Tuning", servers: "ServerConfig | None", path: str, choice: Choice) -> None:
+def _print(found: "Tuning", path: str, choice: Choice) -> None:
     console = output()
     console.print(_table(found))
     for sentence in found.skipped:
@@ -210,16 +159,6 @@ def _print(found: "Tuning", servers: "ServerConfig | None", path: str, choice: C
         console.print(f"Speed-up by batch size: {points}; {gain}.", soft_wrap=True)
     command = f"foredraft generate {choice.arguments} --drafter {shlex.quote(path)} ..."
     console.print(f"{path}: {command}", style="dim", soft_wrap=True, markup=False)
-    if servers is None:
-        return
-    if servers.vllm is not None:
-        console.print(
-            "vLLM:   --speculative-config", shlex.quote(json.dumps(servers.vllm)), soft_wrap=True, markup=False
-        )
-    if servers.sglang is not None:
-        console.print("SGLang:", servers.sglang, soft_wrap=True, markup=False)
-    if servers.note:
-        console.print(servers.note, style="dim", soft_wrap=True, markup=False)
 
 
 def _table(found: "Tuning") -> Table:

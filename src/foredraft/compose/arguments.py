@@ -19,7 +19,7 @@ from foredraft.core.drafter import Drafter
 from foredraft.core.errors import DrafterError, ModelError, OptionError, kind_of
 from foredraft.core.options import describe_options
 from foredraft.core.sampling.params import check_known
-from foredraft.drafters import METHODS
+from foredraft.drafters import BUNDLED_DRAFTS, METHODS
 from foredraft.engine.generator import Generator
 from foredraft.heads.formats import inspect_head
 from foredraft.heads.formats.tuned import SUFFIX, read_tuned
@@ -34,21 +34,6 @@ _log = logging.getLogger(__name__)
 AnyDrafter = str | PathLike[str] | Drafter | nn.Module | tuple[str, Any] | None
 """A spec, a path, a ``Drafter``, a transformers model (used as ``draft_model``), or a spec without a path together with
 the model or path that belongs there, as in ``("sequoia,acceptance=0.6/0.2", model)``."""
-
-BUNDLED_DRAFTS = {
-    "sample": {
-        "draft_model": "sample-draft",
-        "sequoia": "sample-draft",
-        "opt_tree": "sample-draft",
-        "eagle1": "sample-eagle",
-        "eagle2": "sample-eagle",
-        "eagle3": "sample-eagle3",
-        "medusa": "sample-medusa",
-        "triforce": "sample-draft",
-    }
-}
-"""Bundled drafts for the bundled targets, by method."""
-
 
 _P = ParamSpec("_P")
 _O = TypeVar("_O")

@@ -5,14 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from foredraft.compose.arguments import (
-    BUNDLED_DRAFTS as BUNDLED_DRAFTS,
-    AnyDrafter,
-    as_spec,
-    as_target,
-    names_draft,
-    taking,
-)
+from foredraft.compose.arguments import AnyDrafter, as_spec, as_target, names_draft, taking
 from foredraft.compose.calibration import CALIBRATION, stored_acceptance_length, stored_calibration
 from foredraft.compose.drafters import DrafterBuilder
 from foredraft.compose.options import LoadOptions as LoadOptions

@@ -22,8 +22,9 @@ class Method:
 
     ``drafter``: "module:Class" of the ``Drafter``. The module also has ``Options``, a frozen dataclass derived from
     ``DrafterOptions``, and ``build(options, context)``; see ``BuildContext``.
-    ``heads``: the kinds of trained heads it supports. ``around``: its path is the spec of another drafter, which does
-    the drafting. ``size``: the option that limits the length of its chains; ``tune`` searches it.
+    ``heads``: the kinds of trained heads it supports. ``bundled``: the draft of the bundled model. ``nests``: its path
+    has specs of other drafters; ``around``: of one, which does the drafting. ``size``: the option that limits the
+    length of its chains; ``tune`` searches it. ``untuned``: why ``tune`` does not try the method.
     """
 
     drafter: str
@@ -32,8 +33,11 @@ class Method:
     what: str
     paper: str
     heads: tuple[str, ...] = ()
+    bundled: str = ""
+    nests: bool = False
     around: bool = False
     size: str = ""
+    untuned: str = ""
     lossless: bool = True
 
 
@@ -82,7 +86,12 @@ class Methods(Mapping[str, Method]):
 
 _BUILT_IN: dict[str, Method] = {
     "none": Method(
-        "foredraft.drafters.none:NoDrafter", (), "nothing", "Plain decoding in the same loop: the baseline.", "-"
+        "foredraft.drafters.none:NoDrafter",
+        (),
+        "nothing",
+        "Plain decoding in the same loop: the baseline.",
+        "-",
+        untuned="none is plain decoding, the baseline: name another drafter.",
     ),
     "draft_model": Method(
         "foredraft.drafters.draft_model:DraftModel",
@@ -90,6 +99,8 @@ _BUILT_IN: dict[str, Method] = {
         "a small model with the target's tokenizer",
         "A small model drafts a chain, or a tree with branching=4x2x1.",
         "arXiv:2211.17192, arXiv:2302.01318",
+        bundled="sample-draft",
+        size="num_assistant_tokens",
     ),
     "cape": Method(
         "foredraft.drafters.cape:Cape",
@@ -104,6 +115,8 @@ _BUILT_IN: dict[str, Method] = {
         "specs of other drafters",
         "Chooses among several drafters and plain decoding the one with the best throughput.",
         "arXiv:2505.15141",
+        nests=True,
+        untuned="bandit chooses among its own drafters: name these instead.",
     ),
     "specinfer": Method(
         "foredraft.drafters.specinfer:SpecInfer",
@@ -118,6 +131,7 @@ _BUILT_IN: dict[str, Method] = {
         "a small model with the target's tokenizer",
         "A tree optimised for measured acceptance rates and forward costs.",
         "arXiv:2402.12374",
+        bundled="sample-draft",
     ),
     "opt_tree": Method(
         "foredraft.drafters.opt_tree:OptTree",
@@ -125,6 +139,7 @@ _BUILT_IN: dict[str, Method] = {
         "a small model with the target's tokenizer",
         "A small model's best paths: a dynamic tree, deeper where the model is confident.",
         "arXiv:2406.17276",
+        bundled="sample-draft",
     ),
     "universal": Method(
         "foredraft.drafters.universal:Universal",
@@ -140,6 +155,7 @@ _BUILT_IN: dict[str, Method] = {
         "A one-layer head predicts the target's next features; a static tree.",
         "arXiv:2401.15077",
         ("eagle", "eagle3"),
+        bundled="sample-eagle",
     ),
     "eagle2": Method(
         "foredraft.drafters.eagle2:Eagle2",
@@ -148,6 +164,7 @@ _BUILT_IN: dict[str, Method] = {
         "EAGLE-1's head with a dynamic tree, deeper where the head is confident.",
         "arXiv:2406.16858",
         ("eagle", "eagle3"),
+        bundled="sample-eagle",
     ),
     "eagle3": Method(
         "foredraft.drafters.eagle3:Eagle3Drafter",
@@ -156,6 +173,7 @@ _BUILT_IN: dict[str, Method] = {
         "A head on features of three layers, trained on its own drafts; EAGLE-2's dynamic tree.",
         "arXiv:2503.01840",
         ("eagle3",),
+        bundled="sample-eagle3",
     ),
     "medusa": Method(
         "foredraft.drafters.medusa:MedusaDrafter",
@@ -164,6 +182,7 @@ _BUILT_IN: dict[str, Method] = {
         "Heads on the last hidden state, each for one position further ahead; a static tree.",
         "arXiv:2401.10774",
         ("medusa",),
+        bundled="sample-medusa",
     ),
     "hydra": Method(
         "foredraft.drafters.hydra:HydraDrafter",
@@ -203,7 +222,9 @@ _BUILT_IN: dict[str, Method] = {
         "a draft model or a trained head inside, as online:[draft_model:PATH]",
         "Trains another drafter while serving, on the target's laws at verified tokens (online distillation).",
         "arXiv:2310.07177",
+        nests=True,
         around=True,
+        untuned="online trains its inner drafter while it is measured: name that drafter instead.",
     ),
     "prompt_lookup": Method(
         "foredraft.drafters.prompt_lookup:PromptLookup",
@@ -233,6 +254,7 @@ _BUILT_IN: dict[str, Method] = {
         "two drafters or more",
         "Each drafter continues the draft of the one before; later tokens come from cheaper drafters.",
         "arXiv:2312.11462",
+        nests=True,
     ),
     "cascade": Method(
         "foredraft.drafters.cascade:Cascade",
@@ -240,6 +262,7 @@ _BUILT_IN: dict[str, Method] = {
         "a middle model and a drafter for it",
         "A middle model drafts by speculative decoding with its own drafter; lossless at every level.",
         "arXiv:2312.11462",
+        nests=True,
     ),
     "partial": Method(
         "foredraft.drafters.partial:Partial",
@@ -254,7 +277,11 @@ _BUILT_IN: dict[str, Method] = {
         "a small model with the target's tokenizer",
         "A small model drafts for the target with a partial KV cache, which drafts for the full target.",
         "arXiv:2404.11912",
+        bundled="sample-draft",
+        nests=True,
     ),
 }
 
 METHODS = Methods()
+BUNDLED_DRAFTS = {"sample": {name: method.bundled for name, method in _BUILT_IN.items() if method.bundled}}
+"""Bundled drafts for the bundled targets, by method."""

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any, final
 
 from foredraft.compose.calibration import CALIBRATION, calibrated_folder, store_calibration
-from foredraft.compose.load import BUNDLED_DRAFTS, build_generators
+from foredraft.compose.load import build_generators
 from foredraft.compose.options import LoadOptions
 from foredraft.core.drafter import Background
 from foredraft.core.errors import OptionError
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.stats import DecodeStats
+from foredraft.drafters import BUNDLED_DRAFTS
 from foredraft.engine.generator import Generator
 from foredraft.files.provenance import shortened
 from foredraft.files.write import check_writable
