@@ -1,7 +1,9 @@
 """What every drafter owes: the same text, alone and together, no traces, and an honest q. Runs over the table."""
 
 import functools
+import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,67 +59,15 @@ def two_of_three(vocab_size: int) -> torch.Tensor:
     return torch.tensor([i for i in range(vocab_size) if i % 3])
 
 
-PART = "[draft_model:target,num_assistant_tokens=2]"
-COPIES = "[max_gram,num_assistant_tokens=2]"
-RELAY = f"[relay:[draft_model:draft,num_assistant_tokens=2]+{COPIES}]"
-CASCADE = f"[cascade:draft+{PART},num_assistant_tokens=2]"
+PAGES = Path(__file__).resolve().parents[2] / "docs" / "methods"
 VARIANTS = {
-    "none": "none",
-    "draft_model": "draft_model:draft,num_assistant_tokens=3",
-    "draft_model tree": "draft_model:draft,branching=3x2",
-    "sequoia": "sequoia:draft,nodes=9,depth=3,acceptance=0.5/0.2/0.1/0.05",
-    "sequoia measured": "sequoia:draft,nodes=7,depth=3",
-    "opt_tree": "opt_tree:draft,nodes=9,depth=3,top_k=3",
-    "universal": "universal:draft,num_assistant_tokens=4",
-    "universal slem": "universal:draft,method=slem,target_lookbehind=3",
-    "universal tli": "universal:draft,method=tli",
-    "prompt_lookup": "prompt_lookup,prompt_lookup_num_tokens=4",
-    "cape": "cape:draft,num_assistant_tokens=3,widths=3x2x1",
-    # picked drafts of different lengths: which of them is played does not change a text
-    "bandit": "bandit:[prompt_lookup,prompt_lookup_num_tokens=2]+[prompt_lookup,prompt_lookup_num_tokens=4],hold=2",
-    "specinfer": "specinfer:draft+other,expansion=2x2x1",
-    "specinfer apart": "specinfer:draft+other,expansion=2x1,merge=no",
-    "specinfer one": "specinfer:draft,expansion=1x3x1",
-    "eagle1": "eagle1:eagle",
-    "eagle1 wide": "eagle1:eagle,tree=3x2x2",
-    "eagle1 on eagle3": "eagle1:eagle3,tree=2x2",
-    "eagle2": "eagle2:eagle,nodes=9,depth=3,top_k=3",
-    "eagle2 chain": "eagle2:eagle of two layers,nodes=4,depth=4,top_k=1",
-    "eagle3": "eagle3:eagle3,nodes=9,depth=3,top_k=3",
-    "eagle3 window": "eagle3:eagle3 window,nodes=9,depth=3,top_k=3",
-    "medusa": "medusa:medusa,tree=medusa",
-    "medusa measured": "medusa:medusa measured,nodes=9",
-    "blockwise": "blockwise:blockwise",
-    "hydra": "hydra:hydra,nodes=12",
-    "hydra++": "hydra:hydra++ of two layers,tree=3x2x1",
-    "lookahead": "lookahead,window_size=4,ngram_size=3,guess_set_size=2",
-    "lookahead long": "lookahead,window_size=2,ngram_size=5,pool_size=9",
-    "jacobi": "lookahead,window_size=5,ngram_size=2,guess_set_size=0",
-    "early_exit": "early_exit,assistant_early_exit=1,num_assistant_tokens=3",
-    "layer_skip": "layer_skip,skip_attention=1,skip_mlp=0",
-    "partial": "partial,budget=8,chunk=4,room=2",
-    "partial window": "partial,cache=window,budget=6,room=2",
-    "partial h2o": "partial,cache=h2o,budget=8,room=2",
-    "triforce": "triforce:[draft_model:draft,num_assistant_tokens=2,window=20,ahead=4],gamma=3,budget=8,chunk=2,room=1",
-    "draft_model window": "draft_model:draft,num_assistant_tokens=3,window=16",
-    "max_gram": "max_gram,num_assistant_tokens=4",
-    "max_gram bigrams": "max_gram,bigrams=yes",
-    "relay": f"relay:[draft_model:draft,num_assistant_tokens=2]+{COPIES}",
-    "cascade": f"cascade:draft+{PART},num_assistant_tokens=4",
-    "cascade relay": f"cascade:draft+{RELAY}",
-    "relay cascade": f"relay:[max_gram,num_assistant_tokens=1]+{CASCADE}",
-    "cascade cascade": f"cascade:draft+{CASCADE}",
-    "cascade slim early_exit": "cascade:slim+[early_exit,assistant_early_exit=1,num_assistant_tokens=2]",
-    "cascade slim layer_skip": "cascade:slim+[layer_skip,skip_mlp=0,num_assistant_tokens=2]",
-    "cascade slim partial": "cascade:slim+[partial,num_assistant_tokens=2,budget=8,chunk=4,room=2]",
-    "cascade slim sequoia": "cascade:slim+[sequoia:draft,nodes=4,depth=2,acceptance=0.5/0.2/0.1]",
-    # these do not get to learning here; in test_online.py they do
-    "online": "online:[draft_model:draft,num_assistant_tokens=3],interval=1000000",
-    "online tree": "online:[draft_model:draft,num_assistant_tokens=3,branching=3x2],interval=1000000",
-    "online eagle3": "online:[eagle3:eagle3,nodes=9,depth=3,top_k=3],interval=1000000",
-    "prompt_lookup tree": "prompt_lookup,prompt_lookup_num_tokens=3,continuations=3",
+    name: spec
+    for method in METHODS
+    for block in re.findall(r"<!-- contract\n(.*?)-->", (PAGES / f"{method}.md").read_text("utf-8"), re.DOTALL)
+    for name, _, spec in (line.partition(": ") for line in block.splitlines())
 }
-"""Specs; "other" is a draft that disagrees with "draft", "slim" a middle model that lacks two of its tokens."""
+"""Specs of each method's page; "other" is a draft that disagrees with "draft", "slim" a middle model that lacks two of
+its tokens. Drafters around others have options with which they do not get to learning here."""
 
 
 def spec(name: str) -> Spec:
