@@ -280,7 +280,6 @@ def test_the_command_lays_a_run_over_the_theory(tmp_path: Path, capsys: pytest.C
         (["--alpha", ".8", "--cost", ".1", "--plot", "a.gif"], "Unknown figure format a.gif: use one of .svg, .png"),
         (["--alpha", "1.8", "--cost", ".1", "--plot", "a.svg"], "alpha must be a probability"),
         (["--run", "RUN", "--alpha", ".8"], "Give both --alpha and --cost"),
-        (["--run", "RUN", "--length", "3"], "Give both --alpha and --cost"),
         (["--run", "RUN"], "This file has no plain decoding"),
         (["--run", "no.jsonl"], "Cannot read the run file no.jsonl"),
     ],

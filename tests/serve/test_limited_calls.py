@@ -62,7 +62,7 @@ async def gone(process: int) -> None:
 
 def test_results_and_errors_come_back():
     async def check(calls: LimitedCalls) -> None:
-        assert (await calls.run(limited_functions.lookup, "answer")).value == 42
+        assert await calls.run(limited_functions.lookup, "answer") == 42
         with pytest.raises(KeyError, match="question"):
             await calls.run(limited_functions.lookup, "question")
         with pytest.raises(ApiError, match=r"No\.") as caught:
@@ -70,7 +70,7 @@ def test_results_and_errors_come_back():
         error = caught.value
         assert (error.status, error.param, error.retry_after) == (429, "x", 3)
         large = 3 * 2**20
-        assert (await calls.run(limited_functions.allocate, large)).value == large
+        assert await calls.run(limited_functions.allocate, large) == large
 
     run(check)
 
@@ -86,7 +86,7 @@ def test_limits_and_crashes_end_one_call_only():
         assert not beside.done()
         with pytest.raises(TookTooLong):
             await beside
-        assert (await calls.run(limited_functions.lookup, "answer", limits=Limits(10, 2**28))).value == 42
+        assert await calls.run(limited_functions.lookup, "answer", limits=Limits(10, 2**28)) == 42
 
     run(check)
 
@@ -95,8 +95,8 @@ def test_limits_and_crashes_end_one_call_only():
 def test_calls_give_way_to_the_steps():
     async def check(calls: LimitedCalls) -> None:
         own = os.getpriority(os.PRIO_PROCESS, 0)
-        assert (await calls.run(limited_functions.priority)).value == 10
-        assert (await calls.run(limited_functions.priority, limits=Limits(pausable=True))).value == own
+        assert await calls.run(limited_functions.priority) == 10
+        assert await calls.run(limited_functions.priority, limits=Limits(pausable=True)) == own
 
     run(check)
 
@@ -163,7 +163,7 @@ def test_another_fork_server_takes_the_place_of_one_that_was_killed(tmp_path: Pa
             os.kill(child, signal.SIGKILL)
         second = [await resting(tmp_path / f"process {i}") for i in range(2)]
         assert not set(first) & set(second)
-        assert (await calls.run(limited_functions.lookup, "answer")).value == 42
+        assert await calls.run(limited_functions.lookup, "answer") == 42
         for task in tasks:
             task.cancel()
 

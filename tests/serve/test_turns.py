@@ -2,7 +2,7 @@
 
 import asyncio
 
-from foredraft.serve.turns import Turns
+from foredraft.serve.conversions import Turns
 
 
 def order(sizes: list[int], *, cancelled: tuple[int, ...] = (), later: tuple[int, ...] = ()) -> list[int]:

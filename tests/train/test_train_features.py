@@ -166,14 +166,7 @@ def test_several_processes_share_a_store(tmp_path: Path):
     assert live.asked == []
 
 
-def test_another_target_of_the_same_name(tmp_path: Path):
+def test_targets_of_one_name_are_told_apart():
     other = tiny.build("llama", num_hidden_layers=3, seed=8)
     mine, theirs = fingerprint(target().model), fingerprint(other)
     assert mine == fingerprint(tiny.build("llama", num_hidden_layers=3)) != theirs
-    read(stored(tmp_path, owner=theirs), [0])
-    live = Counting()
-    source = stored(tmp_path, live, owner=mine)
-    assert_right(source, [0])
-    assert_right(stored(tmp_path, live, owner=mine), [0])
-    assert live.asked == [[0]]
-    assert {path.name for path in tmp_path.iterdir()} == {"target", f"target-{mine}"}

@@ -28,12 +28,11 @@ class TheoryRow(NamedTuple):
     operations_factor: float
 
 
-class TheoryPrediction(NamedTuple):
-    """The given acceptance rate and costs, the best length for them, and a row per shown length."""
+class Prediction(NamedTuple):
+    """The given acceptance rate and cost, the best length for them, and a row per shown length."""
 
     alpha: float
     cost: float
-    operations_cost: float
     pays: bool
     best: "BestLength"
     rows: list[TheoryRow]
@@ -41,8 +40,6 @@ class TheoryPrediction(NamedTuple):
 
 _ALPHA = "Acceptance rate of drafted tokens; required without --run."
 _COST = "Time of a draft step / time of a target step; required without --run."
-_OPERATIONS = "The same ratio in operations; default: --cost."
-_LENGTH = "Show only this draft length and the best one."
 _RUN = "Benchmark file to compare with the theory."
 _PLOT = "Plot tokens, speed-up and best length to this file (.svg, .png, .pdf)."
 EXAMPLES = ("foredraft theory --alpha .8 --cost .05", "foredraft theory --run bench.jsonl --plot theory.svg")
@@ -53,8 +50,6 @@ def command(
     *,
     alpha: Annotated[float | None, typer.Option(metavar="FLOAT", help=_ALPHA)] = None,
     cost: Annotated[float | None, typer.Option(metavar="FLOAT", help=_COST)] = None,
-    operations: Annotated[float | None, typer.Option(metavar="FLOAT", help=_OPERATIONS)] = None,
-    length: Annotated[int | None, typer.Option(metavar="INT", help=_LENGTH)] = None,
     run: Annotated[Path | None, typer.Option(metavar="FILE", help=_RUN)] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help=_PLOT)] = None,
     as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print one JSON object.")] = False,
@@ -74,8 +69,8 @@ def command(
             ctx.fail(f"Missing option '--{name}'.")
     found = None
     if alpha is not None and cost is not None:
-        found = _predict(alpha, cost, cost if operations is None else operations, length)
-    elif {alpha, cost, operations, length} != {None}:
+        found = _predict(alpha, cost)
+    elif {alpha, cost} != {None}:
         raise OptionError("Give both --alpha and --cost, or only --run.")
     if plot is not None:
         check_writable(plot)
@@ -105,25 +100,19 @@ def command(
         console.print(f"Figures: {plot}", soft_wrap=True, markup=False)
 
 
-def _predict(alpha: float, cost: float, operations: float, length: int | None) -> TheoryPrediction:
-    from foredraft.core import theory
+def _predict(alpha: float, cost: float) -> Prediction:
+    """The best length, and lengths on both sides of it."""
+    from foredraft.core.theory import best_length, expected_tokens, operations_factor, speed_up
 
-    best = theory.best_length(alpha, cost, _LONGEST)
-    shown = {best.length} if length is None else {best.length, length}
-    if length is None:  # some on both sides of the best
-        longest = min(max(8, best.length + best.length // 2), _LONGEST)
-        near = {best.length - 1, best.length + 1} if best.length else set()
-        shown |= {k for k in {*_SHOWN, *near} if 1 <= k <= longest}
+    best = best_length(alpha, cost, _LONGEST)
+    last = min(max(8, best.length + best.length // 2), _LONGEST)
+    near = {best.length - 1, best.length + 1} if best.length else set()
+    shown = {best.length, *(k for k in {*_SHOWN, *near} if 1 <= k <= last)}
     rows = [
-        TheoryRow(
-            k,
-            theory.expected_tokens(alpha, k),
-            theory.speed_up(alpha, k, cost),
-            theory.operations_factor(alpha, k, operations),
-        )
+        Row(k, expected_tokens(alpha, k), speed_up(alpha, k, cost), operations_factor(alpha, k, cost))
         for k in sorted(shown)
     ]
-    return TheoryPrediction(alpha, cost, operations, best.length > 0, best, rows)
+    return Prediction(alpha, cost, best.length > 0, best, rows)
 
 
 def _table(found: TheoryPrediction) -> Table:

@@ -9,10 +9,12 @@ the server, whose native code cannot be interrupted.
 import asyncio
 import functools
 import hashlib
+import heapq
+import itertools
 import json
 import pickle
 import sys
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Sequence as Seq
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
@@ -27,11 +29,9 @@ from foredraft.engine.results import Result
 from foredraft.model.text.grammar import CompiledGrammar, GrammarCompiler
 from foredraft.serve.convert import Converter
 from foredraft.serve.errors import ApiError
-from foredraft.serve.limited_calls import Failed, LimitedCalls, Limits, TookTooLong
+from foredraft.serve.limited_calls import Failed, LimitedCalls, Limits, TookTooLong, give_way
 from foredraft.serve.options import ServeOptions
-from foredraft.serve.priority import give_way
 from foredraft.serve.render import Renderer
-from foredraft.serve.turns import Turns
 
 _SHORT_BYTES = 32 * 1024
 """Bodies that the thread converts, in at most 25 ms on a slow core."""
@@ -44,6 +44,51 @@ _WORK_SECONDS, _REST_SECONDS = 0.02, 0.08
 _REFUSED = 1024
 """Grammars over the limits that are remembered."""
 T = TypeVar("T")
+
+
+class Turns:
+    """Lets one call run at a time. Of those that wait, the smallest goes next and the oldest after it, by turns.
+
+    So a small call waits for few large ones, and one that has k older ones before it for at most 2k + 1 turns.
+    """
+
+    def __init__(self) -> None:
+        self._free = True
+        self._by_size: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._by_age: deque[asyncio.Future[None]] = deque()
+        self._oldest_next = False
+        self._numbers = itertools.count()
+
+    @asynccontextmanager
+    async def turn(self, size: int) -> AsyncIterator[None]:
+        """Wait for a turn, which the context holds."""
+        if self._free:
+            self._free = False
+        else:
+            future = asyncio.get_running_loop().create_future()
+            heapq.heappush(self._by_size, (size, next(self._numbers), future))
+            self._by_age.append(future)
+            try:
+                await future
+            except asyncio.CancelledError:
+                if not future.cancelled():  # the turn had come
+                    self._pass_on()
+                raise
+        try:
+            yield
+        finally:
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        while self._by_age and self._by_age[0].done():
+            self._by_age.popleft()
+        while self._by_size and self._by_size[0][2].done():
+            heapq.heappop(self._by_size)
+        if not self._by_age:
+            self._free = True
+            return
+        (self._by_age[0] if self._oldest_next else self._by_size[0][2]).set_result(None)
+        self._oldest_next = not self._oldest_next
 
 
 class Apart:
@@ -120,8 +165,7 @@ class Conversions:
         if len(raw) <= _SHORT_BYTES:
             return await asyncio.get_running_loop().run_in_executor(self._thread, method, self._converter, body)
         async with self._long.turn(len(raw)):
-            found: T = (await self._calls.run(Apart.convert, method.__name__, type(body), raw)).value
-            return found
+            return await self._calls.run(Apart.convert, method.__name__, type(body), raw)
 
     async def answer(self, renderer: Renderer, results: Seq[Result]) -> str:
         """The whole answer in JSON."""
@@ -130,8 +174,7 @@ class Conversions:
             return renderer.whole(results).json_text()
         async with self._answers.turn(values):
             written = [await self.in_thread(pickle.dumps, each) for each in results]
-            found: str = (await self._calls.run(Apart.render, renderer.portable(), written)).value
-            return found
+            return await self._calls.run(Apart.render, renderer.portable(), written)
 
     async def in_thread(self, work: Callable[..., T], *args: Any) -> T:
         """Run short work in the thread of short bodies."""
@@ -192,7 +235,7 @@ class Conversions:
             async with level.turns.turn(len(grammar.text)):
                 try:
                     async with self._paced():
-                        written = (await self._calls.run(Apart.try_grammar, grammar, limits=limits)).value
+                        written = await self._calls.run(Apart.try_grammar, grammar, limits=limits)
                 except TookTooLong:
                     continue
                 if written is not None:

@@ -16,8 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from foredraft.serve.limited_calls import ENDED, PAUSABLE_CALL, PAUSE, RESUME, Limits
-from foredraft.serve.priority import give_way
+from foredraft.serve.limited_calls import PAUSABLE_CALL, PAUSE, RESUME, STATUS, Limits, give_way
 
 _CLOSED = select.POLLHUP | select.POLLERR | select.POLLNVAL
 
@@ -115,13 +114,13 @@ class _ForkServer:
         """Tell those who wait how children have ended."""
         with suppress(ChildProcessError):
             while True:
-                child, status, used = os.wait4(-1, os.WNOHANG)
+                child, status = os.waitpid(-1, os.WNOHANG)
                 if child == 0:
                     return
                 self._pausable.discard(child)
                 if child in self._children:
                     with self._children.pop(child) as connection, suppress(OSError):
-                        connection.sendall(ENDED.pack(status, used.ru_utime + used.ru_stime))
+                        connection.sendall(STATUS.pack(status))
 
 
 def _call(connection: socket.socket, context: Any) -> None:

@@ -110,9 +110,8 @@ class RunContext:
         if self.gigabytes > 0 and text.windows(loop.length):
             width = target.parts().hidden_size
             shape = (text.windows(loop.length), loop.length, width)
-            place = text.folder / (Path(target.origin or "target").name + devices.machine())
-            bound, owner = int(self.gigabytes * 1e9), fingerprint(target.module)
-            source = StoredFeatures(place, source, taps, shape, bound=bound, owner=owner)
+            name = f"{Path(target.origin or 'target').name}-{fingerprint(target.module)}{devices.machine()}"
+            source = StoredFeatures(text.folder / name, source, taps, shape, bound=int(self.gigabytes * 1e9))
         return TrainBatches(text, source, taps, loop.length, target.device)
 
 

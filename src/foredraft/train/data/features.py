@@ -30,24 +30,16 @@ class StoredFeatures:
         taps: hidden layers to store; an existing store with more of them is reused.
         shape: number of windows, their length, and hidden size.
         bound: maximum bytes on disk.
-        owner: fingerprint of the target; states of another target with the same name are not used.
     """
 
     def __init__(
-        self,
-        parent: Path,
-        live: HiddenStateSource,
-        taps: tuple[int, ...],
-        shape: tuple[int, int, int],
-        *,
-        bound: int,
-        owner: str = "",
+        self, parent: Path, live: Source, taps: tuple[int, ...], shape: tuple[int, int, int], *, bound: int
     ) -> None:
         self._live = live
         self._shape = shape
         self._taps = tuple(sorted(set(taps)))
         try:
-            self._open(_owned(parent, owner))
+            self._open(parent)
             self._capacity = bound // self._bytes_per_window()
         except OSError:
             self._capacity, self._stored = 0, np.zeros(shape[0], np.uint8)
@@ -72,7 +64,7 @@ class StoredFeatures:
         self._taps = _existing_taps(parent, self._shape, self._taps) or self._taps
         windows, length, width = self._shape
         self._folder = parent / _name(self._shape, self._taps)
-        self._folder.mkdir(exist_ok=True)
+        self._folder.mkdir(parents=True, exist_ok=True)
         self._states = _mapped(self._folder / "states.bin", np.int16, (windows, len(self._taps), length, width))
         self._stored = _mapped(self._folder / "there.bin", np.uint8, (windows,))
 
@@ -88,18 +80,6 @@ class StoredFeatures:
             _put(self._folder / "there.bin", {window: np.ones(1, np.uint8) for window in windows})
         except OSError:
             self._capacity = 0
-
-
-def _owned(parent: Path, owner: str) -> Path:
-    """The folder, or a sibling if this one belongs to another target."""
-    note = parent / "target.txt"
-    if note.exists() and note.read_text(encoding="utf-8") != owner:
-        parent = parent.with_name(f"{parent.name}-{owner}")
-        note = parent / "target.txt"
-    parent.mkdir(parents=True, exist_ok=True)
-    if not note.exists():
-        note.write_text(owner, encoding="utf-8")
-    return parent
 
 
 def _name(shape: tuple[int, int, int], taps: tuple[int, ...]) -> str:
