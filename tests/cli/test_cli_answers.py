@@ -3,9 +3,13 @@
 import json
 from pathlib import Path
 
+import pytest
 from cli_cases import Run
 
+import foredraft
+from foredraft.cli.exit_status import Terminated
 from foredraft.train.data.sources import read_sources
+from native import needs_compiler
 
 
 def test_answers_become_training_data(run: Run, tmp_path: Path):
@@ -21,6 +25,31 @@ def test_answers_become_training_data(run: Run, tmp_path: Path):
     before = (tmp_path / "answers" / "T0.jsonl").read_bytes()
     assert run("answers", tmp_path / "answers", *given).status == 0
     assert (tmp_path / "answers" / "T0.jsonl").read_bytes() == before
+
+
+@needs_compiler
+def test_answers_of_quantised_weights(run: Run, tmp_path: Path):
+    (tmp_path / "texts.jsonl").write_text('{"text": "def add(a, b):"}\n{"text": "Once upon a time"}\n')
+    given = ("--data", tmp_path / "texts.jsonl", "--max-new-tokens", 8, "--temperature", 0, "--weights", "int4")
+    assert run("answers", tmp_path / "answers", *given).status == 0
+    with foredraft.load("sample", "none", weights="int4") as quantised:
+        for sample in read_sources([str(tmp_path / "answers")]):
+            ids = sample.ids or []
+            said = quantised.generate(ids[: sample.prompt_length], max_new_tokens=8).tokens
+            assert said == ids[sample.prompt_length :]
+
+
+def test_an_interruption_says_what_is_kept(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "texts.jsonl").write_text('{"text": "def add(a, b):"}\n{"text": "Once upon a time"}\n')
+    given = ("--data", tmp_path / "texts.jsonl", "--max-new-tokens", 8, "--temperature", 0)
+    with monkeypatch.context() as patch:
+        patch.setattr("foredraft.train.data.answers._Progress.update", lambda *given: (_ for _ in ()).throw(Terminated))
+        ended = run("answers", tmp_path / "answers", *given)
+    said = "foredraft: Interrupted after 0 of 2 answers; the same command continues from there."
+    assert (ended.status, ended.err.splitlines()[-1]) == (143, said)
+    assert (tmp_path / "answers" / "T0.jsonl.unfinished").exists()
+    assert run("answers", tmp_path / "answers", *given).status == 0
+    assert not list((tmp_path / "answers").glob("*.unfinished"))
 
 
 def test_refusals(run: Run, tmp_path: Path):

@@ -1,4 +1,5 @@
-"""Runs of ``foredraft train`` in processes that are interrupted at random moments, and compared with undisturbed ones.
+"""Runs of ``foredraft train`` and ``answers`` in processes that are interrupted at random moments, and compared with
+undisturbed ones.
 
 A server process imports everything once and forks a process for each command, so that a command takes a second.
 """
@@ -26,6 +27,7 @@ import json, os, signal, sys
 from foredraft.cli import main
 from foredraft.train.drafts import run as drafts
 from foredraft.train.heads import run as heads, validate
+from foredraft.train.data import prompts
 from foredraft.compose.load import load
 import accelerate, transformers
 validate._PROMPT, validate._NEW, validate._PROMPTS = 8, 6, 3
@@ -59,11 +61,11 @@ LOOP = (
 )
 """24 steps."""
 COMMON = (*LOOP, "--checkpoint-seconds", "0.2", "--precision", "fp32", "--device", "cpu")
-ANSWERS = ("--regenerate", "--answers", "40", "--answer-tokens", "40", "--answer-temperature", "1")
+ANSWERS = "T1.jsonl"
 RECIPES: dict[str, tuple[str, ...]] = {
     "eagle": ("--store", "0.01"),
     "eagle3": ("--vocabulary", "40", "--recipe", "steps=3"),
-    "medusa": ("--heads", "2", *ANSWERS),
+    "medusa": ("--heads", "2"),
     "medusa2": ("--heads", "2"),
     "hydra": ("--heads", "2"),
     "hydra++": ("--heads", "2"),
@@ -71,8 +73,13 @@ RECIPES: dict[str, tuple[str, ...]] = {
     "draft": ("--draft", "DRAFT"),
     "prune": ("--shape", "layers=1,heads=2", "--recipe", "samples=12"),
     "prune by masks": ("--shape", "layers=1,heads=2", "--recipe", "by=masks", "--recipe", "mask_tokens=1024"),
-    "boost": ("--draft", "DRAFT", "--draft", "DRAFT", "--recipe", "easy=0.5", *ANSWERS),
+    "boost": ("--draft", "DRAFT", "--draft", "DRAFT", "--recipe", "easy=0.5"),
+    "answers": (
+        *("--count", "40", "--prompt-tokens", "12", "--max-new-tokens", "40", "--temperature", "1"),
+        *("--max-batch-size", "64", "--drafter", "prompt_lookup", "--device", "cpu", "--dtype", "float32"),
+    ),
 }
+"""Options of each recipe, and of answers."""
 ENDS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -signal.SIGKILL}
 """Exit statuses by signal."""
 
@@ -135,6 +142,8 @@ class Place:
     def command(self, recipe: str, out: Path) -> list[str]:
         more = [str(self._folder / "draft") if word == "DRAFT" else word for word in RECIPES[recipe]]
         data = ("--model", str(self._folder / "target"), "--data", str(self._folder / "texts.jsonl"))
+        if recipe == "answers":
+            return ["answers", str(out), *data, *more]
         return ["train", recipe.split()[0], *data, "--out", str(out), *COMMON, *more]
 
 
@@ -174,21 +183,21 @@ def interrupt(
 def keeps_what_it_says(said: str, out: Path) -> bool:
     """Whether the last sentence of an interrupted run tells what is in its folder."""
     sentence = said.splitlines()[-1]
-    answers = out / "answers.jsonl"
+    answers = out / ANSWERS
     written = len(answers.read_text().splitlines()) if answers.exists() else 0
     if found := re.fullmatch(
         r"foredraft: Interrupted after step (\d+) of \d+(?: of (.*))?; the same .* from there.", sentence
     ):
         kept = torch.load(out / (found[2] or "") / "checkpoint.pt", weights_only=True)["step"]
         return kept == int(found[1]) > 0
-    if found := re.match(r"foredraft: Interrupted after (\d+) of 40 answers(, and with others begun)?;", sentence):
-        return int(found[1]) == written and (found[2] is None) != (out / "answers.jsonl.unfinished").exists()
+    if found := re.match(r"foredraft: Interrupted after (\d+) of 40 answers; .* from there.", sentence):
+        return int(found[1]) == written
+    if "before an answer was begun" in sentence:
+        return not written and not list(out.glob("*.unfinished"))
     if sentence in ("foredraft: Interrupted.", "foredraft: Interrupted before the run began."):
         return True  # nothing has been read or written yet, so the folder is as it was before
     if "before anything was saved" in sentence:
-        return not list(out.rglob("*.pt")) and not written
-    if "before a step was done" in sentence:
-        return written > 0 and not list(out.rglob("*.pt"))
+        return not list(out.rglob("*.pt"))
     return "from the last checkpoint" in sentence and bool(list(out.rglob("*.pt")))
 
 
@@ -200,8 +209,9 @@ def assert_equal(mine: Path, theirs: Path) -> None:
             nets = [torch.load(folder / file, weights_only=True)["net"] for folder in (mine, theirs)]
             assert nets[0].keys() == nets[1].keys()
             assert all(torch.equal(weight, nets[1][name]) for name, weight in nets[0].items()), file
-        elif file.suffix in (".safetensors", ".npy") or file.name in ("answers.jsonl", "config.json"):
+        elif file.suffix in (".safetensors", ".npy") or file.name in (ANSWERS, "config.json"):
             assert (mine / file).read_bytes() == (theirs / file).read_bytes(), file
-    assert sum(file.name == "checkpoint.pt" for file in files) and any(file.suffix == ".safetensors" for file in files)
+    results = {file.name if file.name in (ANSWERS, "checkpoint.pt") else file.suffix for file in files}
+    assert ANSWERS in results or results >= {"checkpoint.pt", ".safetensors"}
     rest = {path.relative_to(mine) for path in mine.rglob("*.pt")} - set(files)
     assert not rest and not list(mine.rglob("*.unfinished")), "nothing unfinished is left"

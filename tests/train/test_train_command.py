@@ -1,6 +1,5 @@
 """``foredraft train`` from its options to a head that drafts."""
 
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,13 +8,11 @@ from typing import Any, NamedTuple
 import pytest
 from trainees import assert_drafts_losslessly, log_of
 
-import foredraft
 from foredraft.cli import main
 from foredraft.cli.exit_status import Terminated
 from foredraft.cli.train import Progress
 from foredraft.train.checkpoint import lock_folder
 from foredraft.train.heads import validate
-from native import needs_compiler
 
 SHORT = ("--tokens", "128", "--length", "32", "--batch", "2", "--precision", "fp32", "--report", "1", "--device", "cpu")
 
@@ -85,38 +82,12 @@ def test_a_draft_is_pruned_and_drafts(train: Train, place: Path, tmp_path: Path)
     assert_drafts_losslessly(place / "target", f"draft_model:{out / 'draft'}")
 
 
-def test_drafts_are_boosted_on_the_targets_own_words(train: Train, place: Path, tmp_path: Path):
+def test_drafts_are_boosted(train: Train, place: Path, tmp_path: Path):
     drafts = ("--draft", str(place / "target"), "--draft", str(place / "target"))
-    more = ("--answers", "25", "--answer-tokens", "40", "--recipe", "easy=0.5")
-    ended = train("boost", "--out", str(tmp_path), *SHORT, *drafts, *more)
+    ended = train("boost", "--out", str(tmp_path), *SHORT, *drafts, "--recipe", "easy=0.5")
     assert ended.status == 0, ended.err
-    assert "answer 25 of 25" in ended.err and "draft 2 of 2 trains on " in ended.err
+    assert "draft 2 of 2 trains on " in ended.err
     assert f"The draft models are in {tmp_path / '1' / 'draft'} and {tmp_path / '2' / 'draft'}." in ended.err
-
-
-def test_on_the_targets_own_words(train: Train, tmp_path: Path):
-    more = ("--regenerate", "--answers", "25", "--answer-tokens", "40", "--answer-temperature", "0")
-    ended = train("medusa", "--out", str(tmp_path), *SHORT, *more)
-    assert ended.status == 0, ended.err
-    assert "answer 0 of 25\n" in ended.err and "answer 25 of 25 · 0:00:00 left\n" in ended.err
-    rows = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
-    assert len(rows) == 25 and all(len(row["ids"]) == row["prompt_length"] + 40 for row in rows)
-    terms = json.loads((tmp_path / "run.json").read_text())
-    assert terms["data"] == [sum(len(row["ids"]) for row in rows), 25 * 40]
-
-
-@needs_compiler
-@pytest.mark.parametrize("method", ["medusa", "prune"])
-def test_answers_of_quantised_weights(method: str, train: Train, place: Path, tmp_path: Path):
-    more = ("--regenerate", "--answers", "12", "--answer-tokens", "40", "--answer-temperature", "0")
-    shape = ("--shape", "layers=1") if method == "prune" else ()
-    ended = train(method, "--out", str(tmp_path), *SHORT, *more, *shape, "--answer-weights", "int4")
-    assert ended.status == 0, ended.err
-    quantised = foredraft.load(place / "target", "none", weights="int4")
-    for line in (tmp_path / "answers.jsonl").read_text().splitlines():
-        row = json.loads(line)
-        prompt = row["ids"][: row["prompt_length"]]
-        assert quantised.generate(prompt, max_new_tokens=40).tokens == row["ids"][row["prompt_length"] :]
 
 
 @pytest.mark.parametrize(
@@ -140,9 +111,16 @@ def test_answers_of_quantised_weights(method: str, train: Train, place: Path, tm
         ("medusa", ("--heads", "0"), "heads and layers must be 1 or more"),
         ("medusa", ("--device", "cuda:9"), "Training would run on "),
         ("medusa", ("--learning-rate", "1"), "--learning-rate"),
+        ("medusa", ("--start", "nowhere"), "nowhere"),
+        ("medusa2", ("--store", "1"), "trains the target too"),
+        ("draft", ("--draft", "./nowhere"), "There is no model folder './nowhere'"),
+        ("boost", ("--draft", "TARGET", "--draft", "sample"), "has another tokenizer than the target"),
     ],
 )
-def test_one_sentence_for_what_cannot_be(train: Train, tmp_path: Path, method: str, more: tuple, said: str):
+def test_one_sentence_for_what_cannot_be(
+    train: Train, place: Path, tmp_path: Path, method: str, more: tuple, said: str
+):
+    more = tuple(str(place / "target") if word == "TARGET" else word for word in more)
     ended = train(method, "--out", str(tmp_path / "out"), *SHORT, *more)
     assert (ended.status, ended.out) == (2, "") and ended.err.count("\n") == 1
     assert ended.err.startswith("foredraft: ") and said in ended.err
@@ -204,76 +182,39 @@ def test_sigterm_while_libraries_are_imported_is_not_silent(
 def test_an_interrupted_run_that_has_kept_nothing_says_so(
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    def refused(*more: str) -> str:
+    def refused() -> str:
         with monkeypatch.context() as patch:
             interrupted_at(patch, 0)
-            ended = train("medusa", "--out", str(tmp_path), *SHORT, *more)
+            ended = train("medusa", "--out", str(tmp_path), *SHORT)
         assert ended.status == 130
         return ended.err.splitlines()[-1]
 
     nothing = "foredraft: Interrupted before anything was saved; the same command starts over."
     assert refused() == nothing and not list(tmp_path.glob("*.pt"))
-    answers = ("--regenerate", "--answers", "25", "--answer-tokens", "40")
-    with monkeypatch.context() as patch:
-        patch.setattr("foredraft.train.data.answers._Progress.update", lambda *given: (_ for _ in ()).throw(Terminated))
-        ended = train("medusa", "--out", str(tmp_path), *SHORT, *answers)
-    begun = (
-        "foredraft: Interrupted after 0 of 25 answers, and with others begun; the same command continues from there."
-    )
-    assert (ended.status, ended.err.splitlines()[-1]) == (143, begun)
-    kept = (
-        f"Interrupted before a step was done; the same command continues with what {tmp_path / 'answers.jsonl'} holds."
-    )
-    assert refused(*answers) == f"foredraft: {kept}"
-    assert not list(tmp_path.glob("*.unfinished"))
     with monkeypatch.context() as patch:
         interrupted_at(patch, 1)
-        train("medusa", "--out", str(tmp_path), *SHORT, *answers)
+        train("medusa", "--out", str(tmp_path), *SHORT)
     with monkeypatch.context() as patch:
         patch.setattr("foredraft.train.heads.run._new_net", lambda *given: (_ for _ in ()).throw(KeyboardInterrupt))
-        ended = train("medusa", "--out", str(tmp_path), *SHORT, *answers)
+        ended = train("medusa", "--out", str(tmp_path), *SHORT)
     assert ended.err.splitlines()[-1] == "foredraft: Interrupted; the same command continues from the last checkpoint."
 
 
-@pytest.mark.parametrize(
-    ("method", "more", "said"),
-    [
-        ("medusa", ("--length", "600"), "25 prompts with answers of 40 tokens have at most"),
-        ("eagle3", ("--length", "4"), "Samples of 4 tokens are too short for 5 steps"),
-        ("medusa", ("--start", "nowhere"), "nowhere"),
-        ("medusa2", ("--store", "1"), "trains the target too"),
-        ("prune", ("--shape", "hidden=33"), "Invalid hidden=33: the model has 32"),
-        ("draft", ("--draft", "./nowhere"), "There is no model folder './nowhere'"),
-        ("boost", ("--draft", "TARGET", "--draft", "sample"), "has another tokenizer than the target"),
-    ],
-)
-def test_what_cannot_be_trained_is_refused_before_answers_are_made(
-    train: Train, place: Path, tmp_path: Path, method: str, more: tuple, said: str
-):
-    more = tuple(str(place / "target") if word == "TARGET" else word for word in more)
-    answers = ("--regenerate", "--answers", "25", "--answer-tokens", "40", "--out", str(tmp_path / "out"))
-    ended = train(method, *SHORT, *answers, *more)
-    assert (ended.status, ended.out) == (2, "") and ended.err.count("\n") == 1 and said in ended.err, ended.err
-    assert not (tmp_path / "out" / "answers.jsonl").exists()
-
-
 def test_a_folder_in_use_and_one_that_cannot_be(train: Train, tmp_path: Path):
-    for more in ((), ("--regenerate", "--answers", "1")):
-        with lock_folder(tmp_path):
-            ended = train("medusa", "--out", str(tmp_path), *SHORT, *more)
-        sentence = f"Another run uses {tmp_path}: wait until it ends, or use another folder."
-        assert ended == (2, "", f"foredraft: {sentence}\n")
+    with lock_folder(tmp_path):
+        ended = train("medusa", "--out", str(tmp_path), *SHORT)
+    sentence = f"Another run uses {tmp_path}: wait until it ends, or use another folder."
+    assert ended == (2, "", f"foredraft: {sentence}\n")
     (tmp_path / "file").touch()
-    for more in ((), ("--regenerate",)):
-        ended = train("medusa", "--out", str(tmp_path / "file"), *SHORT, *more)
-        assert (ended.status, ended.err.count("\n")) == (2, 1)
-        assert f"Cannot write to the folder {tmp_path}" in ended.err
+    ended = train("medusa", "--out", str(tmp_path / "file"), *SHORT)
+    assert (ended.status, ended.err.count("\n")) == (2, 1)
+    assert f"Cannot write to the folder {tmp_path}" in ended.err
 
 
 def test_help_shows_what_belongs_together(train: Train, capsys: pytest.CaptureFixture[str]):
     assert main(["train", "--help"]) == 0
     shown = capsys.readouterr().out
-    for part in ("─ Data ─", "─ Head ─", "─ Training ─", "--regenerate", "--vocabulary", "--warmup", "eagle3"):
+    for part in ("─ Data ─", "─ Head ─", "─ Training ─", "--vocabulary", "--warmup", "eagle3"):
         assert part in shown
 
 

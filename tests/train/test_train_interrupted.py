@@ -10,7 +10,9 @@ from interrupted import RECIPES, Place, interrupt, serving
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 
 
-@pytest.mark.parametrize(("recipe", "signals"), [("medusa", SIGNALS), ("prune", (signal.SIGTERM, signal.SIGKILL))])
+@pytest.mark.parametrize(
+    ("recipe", "signals"), [("answers", SIGNALS), ("medusa", SIGNALS), ("prune", (signal.SIGTERM, signal.SIGKILL))]
+)
 def test_interrupted_runs_end_as_undisturbed_ones(tmp_path: Path, recipe: str, signals: tuple[int, ...]):
     """Answers, scores of a pruning and steps."""
     place = Place(tmp_path)

@@ -1,5 +1,6 @@
 """``foredraft answers``."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -58,17 +59,18 @@ def command(
     """Write a model's answers to many prompts, as training data of its drafters.
 
     The folder is --data of foredraft train. The same command continues an interrupted run. Prompts that occur twice,
-    or share 13 words in a row with an excluded one, are left out.
+    or share 13 words in a row with an excluded one, are left out. Processes of torchrun answer a part each.
     """
     if not prompts.own_prompts and not prompts.data:
         raise OptionError("There is nothing to answer: give --own-prompts COUNT or --data FILE.")
-    progress = Progress()
+    progress, leads = Progress(), os.environ.get("RANK", "0") == "0"
     with terminable():
         try:
             files = _answer(out, choice, prompts, sampling, progress)
         except KeyboardInterrupt as error:
-            raise Interrupted(_kept(progress), error) from None
-    errors().print(f"Wrote {', '.join(map(str, files))}.", style="dim", markup=False, soft_wrap=True)
+            raise Interrupted(_kept(progress) if leads else "", error) from None
+    if leads:
+        errors().print(f"Wrote {', '.join(map(str, files))}.", style="dim", markup=False, soft_wrap=True)
 
 
 def _answer(
@@ -76,27 +78,28 @@ def _answer(
 ) -> Sequence[Path]:
     from foredraft.core.sampling.params import SamplingParams
     from foredraft.files.write import check_writable_folder
-    from foredraft.train.data.own_prompts import Benchmarks, choose, own_prompts, write_all
-    from foredraft.train.data.regenerate import RegenerateOptions
+    from foredraft.train.data.answers import AnswerOptions
+    from foredraft.train.data.prompts import Benchmarks, PromptOptions, choose, own_prompts, write_all
+    from foredraft.train.devices import accelerator
 
     for heat in sampling.temperature:  # before hours are spent
         SamplingParams(max_new_tokens=sampling.max_new_tokens, temperature=heat)
-    options = RegenerateOptions(
-        count=prompts.count,
-        prompt_tokens=prompts.prompt_tokens,
-        new_tokens=sampling.max_new_tokens,
-        batch=choice.max_batch_size,
-    )
+    options = AnswerOptions(new_tokens=sampling.max_new_tokens, batch=choice.max_batch_size)
     benchmarks = Benchmarks(_texts(prompts.exclude))
     check_writable_folder(out)
-    with choice.load() as generator, busy("Reading") as progress.update:
+    processes = accelerator(cpu=choice.device == "cpu") if os.environ.get("WORLD_SIZE", "1") != "1" else None
+    if processes is not None:
+        choice = replace(choice, device=str(processes.device))
+    report = progress.report if processes is None or processes.is_main_process else lambda line: None
+    with choice.load(split=processes is not None) as generator, busy("Reading") as progress.update:
         written: list[str] = []
         if prompts.own_prompts:
             file = out / _PROMPTS
-            written = own_prompts(generator, prompts.own_prompts, file, options.batch, progress.report)
-        chosen = choose(generator, written, prompts.data, options, benchmarks, progress.report)
+            written = own_prompts(generator, prompts.own_prompts, file, options.batch, report, processes)
+        which = PromptOptions(count=prompts.count, prompt_tokens=prompts.prompt_tokens)
+        chosen = choose(generator, written, prompts.data, which, options, benchmarks=benchmarks, report=report)
         kinds = [replace(options, temperature=heat) for heat in dict.fromkeys(sampling.temperature)]
-        return write_all(generator, chosen, out, kinds, progress.report)
+        return write_all(generator, chosen, out, kinds, report, processes)
 
 
 def _texts(files: Sequence[str]) -> list[str]:

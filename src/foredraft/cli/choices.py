@@ -75,9 +75,14 @@ class ModelChoice(TargetChoice):
     )
     draft_option: tuple[str, ...] = field(default=(), metadata={"help": "The same for the draft model."})
 
-    def load(self, *, prefix_cache: bool = False) -> "Generator":
-        """Load the generator, with a spinner on a terminal."""
-        check_processes(self.tensor_parallel)
+    def load(self, *, prefix_cache: bool = False, split: bool = False) -> "Generator":
+        """Load the generator, with a spinner on a terminal.
+
+        Args:
+            split: each process of ``torchrun`` loads it, and does a part of the work.
+        """
+        if not split:
+            check_processes(self.tensor_parallel)
         options = replace(
             self,
             prefix_cache=prefix_cache,

@@ -1,8 +1,7 @@
 """``foredraft train``."""
 
 from collections.abc import Iterable
-from contextlib import nullcontext
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,9 +18,7 @@ from foredraft.core.sampling.params import check_known
 from foredraft.train.options import HeadShape, LoopOptions
 
 if TYPE_CHECKING:
-    from foredraft.engine.generator import Generator
     from foredraft.train.drafts.prune import PrunedShape
-    from foredraft.train.run_context import Data
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,22 +26,12 @@ class TrainingData:
     """The training data."""
 
     data: tuple[str, ...] = field(
-        default=(), metadata={"help": "JSON Lines or text file, folder, or datasets:NAME; repeatable."}
+        default=(), metadata={"help": "JSON Lines or text file, folder (as of foredraft answers), or datasets:NAME; repeatable."}
     )
     cache: str | None = field(
         default=None, metadata={"help": "Folder for tokens and hidden states, to share with other runs."}
     )
     store: float = field(default=0.0, metadata={"help": "Gigabytes of the target's hidden states to keep on disk."})
-    regenerate: bool = field(default=False, metadata={"help": "Train on the target's own answers to the data."})
-    answers: int = field(default=2000, metadata={"help": "With --regenerate: number of answers."})
-    answer_tokens: int = field(default=208, metadata={"help": "With --regenerate: tokens per answer."})
-    answer_temperature: float = field(default=0.8, metadata={"help": "With --regenerate: temperature."})
-    answer_drafter: str = field(
-        default="prompt_lookup", metadata={"help": "With --regenerate: drafter.", "complete": names.drafters}
-    )
-    answer_weights: str | None = field(
-        default=None, metadata={"help": "With --regenerate: int4, int8 or auto weights of the target, on a CPU."}
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +50,6 @@ class Small:
         return PrunedShape.parse(self.shape) if self.shape is not None else None
 
 
-_ANSWERS = "answers.jsonl"
 _RECIPE = "Recipe option, such as loss=lk or steps=7; repeatable. An unknown name lists all."
 EXAMPLES = (
     "foredraft train eagle3 -m PATH --data texts.jsonl --out run --tokens 20000000",
@@ -112,11 +98,10 @@ def command(
     with terminable():
         try:
             _check_parts(method, head, small)
-            asked = _TrainCommand(
-                method, model, Path(out), source, head, small, loop, _options(method, recipe or ()), device
-            )
-            started = True
-            paths = asked.on_answers(progress).train(progress)
+            options = _options(method, recipe or ())
+            begun = True
+            place, shape = (method, model, Path(out)), small if method in names.MODELS else head
+            made = _train(place, source, shape, progress, recipe_options=options, loop=loop, device=device)
         except KeyboardInterrupt as error:
             if not started:  # torch may be half imported
                 raise Interrupted("Interrupted before the run began.", error) from None
@@ -141,108 +126,32 @@ def _options(method: str, given: Iterable[str]) -> Any:
     return read_options(kind, f"the recipe {method}", read_pairs(given))
 
 
-@dataclass(frozen=True, slots=True)
-class _TrainCommand:
-    """A run as the command line describes it."""
+def _train(
+    place: tuple[str, str, Path], source: Source, shape: HeadShape | Small, progress: Progress, **given: Any
+) -> list[Path]:
+    """Train, and return the folders of the results. ``place``: recipe, target and folder."""
+    from foredraft.train.drafts.run import run_drafts
+    from foredraft.train.heads.run import run
+    from foredraft.train.run_context import Data
 
-    method: str
-    model: str
-    out: Path
-    source: TrainingData
-    head: HeadShape
-    small: Small
-    loop: LoopOptions
-    options: Any
-    device: str | None
-
-    @property
-    def answers(self) -> Path:
-        return self.out / _ANSWERS
-
-    @property
-    def data(self) -> "Data":
-        from foredraft.train.run_context import Data
-
-        return Data(sources=tuple(self.source.data), cache=self.source.cache, store=self.source.store)
-
-    def on_answers(self, progress: "Progress") -> "_TrainCommand":
-        """The same run on the target's own answers to its data, if it asks for them.
-
-        Each process writes a part. What does not fit the target is refused before.
-        """
-        if not self.source.regenerate and self.method != "boost":
-            return self
-        from foredraft.compose.load import load
-        from foredraft.train.checkpoint import lock_folder
-        from foredraft.train.data.regenerate import RegenerateOptions, regenerate
-        from foredraft.train.devices import accelerator
-
-        source, processes = self.source, accelerator(cpu=self.device == "cpu")
-        options = RegenerateOptions(
-            count=source.answers,
-            new_tokens=source.answer_tokens,
-            temperature=source.answer_temperature,
-            length=self.loop.length,
-        )
-        report = progress.report if processes.is_main_process else lambda line: None
-        lock = lock_folder(self.out) if processes.is_main_process else nullcontext()
-        with lock, busy("Reading") as progress.update:
-            device = str(processes.device)
-            generator = load(
-                self.model,
-                source.answer_drafter,
-                device=device,
-                weights=source.answer_weights,
-                max_batch_size=options.batch,
-            )
-            with generator:
-                self._check(generator)
-                regenerate(generator, list(source.data), self.answers, options, report, processes)
-        return replace(self, source=replace(source, data=(str(self.answers),)))
-
-    def _check(self, generator: "Generator") -> None:
-        from foredraft.train.drafts.run import check_drafts
-        from foredraft.train.heads.run import check_head
-
-        target: Any = generator.engine.target
-        if self.method in names.MODELS:
-            check_drafts(self.method, target, generator.tokenizer, self.small.draft, self.small.cut)
-        else:
-            given: dict[str, Any] = {"shape": self.head, "recipe_options": self.options, "loop": self.loop}
-            check_head(self.method, self.model, self.out, self.data, **given, target=target)
-
-    def train(self, progress: "Progress") -> list[Path]:
-        """Train, and return the folders of the results."""
-        from foredraft.train.drafts.run import run_drafts
-        from foredraft.train.heads.run import run
-
-        with busy("Reading") as progress.update:
-            given: dict[str, Any] = {"recipe_options": self.options, "loop": self.loop, "device": self.device}
-            given["report"] = progress.report
-            place = (self.method, self.model, self.out, self.data)
-            if self.method in names.MODELS:
-                return run_drafts(*place, drafts=self.small.draft, shape=self.small.cut, **given)
-            return [run(*place, shape=self.head, **given)]
+    data = Data(sources=source.data, cache=source.cache, store=source.store)
+    with busy("Reading") as progress.update:
+        given["report"] = progress.report
+        if isinstance(shape, Small):
+            return run_drafts(*place, data, drafts=shape.draft, shape=shape.cut, **given)
+        return [run(*place, data, shape=shape, **given)]
 
 
 def _kept(progress: "Progress", out: Path) -> str:
     """What an interrupted run has kept, and what the same command does with it."""
     from foredraft.train.checkpoint import resumable
 
-    answers = out / _ANSWERS
     if progress.kept is not None:
         place = f" of {progress.kept['folder']}" if progress.kept["folder"] != out.name else ""
         step = f"step {progress.kept['kept']} of {progress.kept['steps']}{place}"
         return f"Interrupted after {step}; the same command continues from there."
-    if progress.answers < progress.of:
-        unfinished = answers.with_name(f"{answers.name}.unfinished").exists()
-        if progress.answers or unfinished:
-            done = f"{progress.answers} of {progress.of} answers{', and with others begun' if unfinished else ''}"
-            return f"Interrupted after {done}; the same command continues from there."
-    elif resumable(out):
+    if resumable(out):
         return "Interrupted; the same command continues from the last checkpoint."
-    elif answers.exists() and answers.stat().st_size:
-        return f"Interrupted before a step was done; the same command continues with what {answers} holds."
     return "Interrupted before anything was saved; the same command starts over."
 
 

@@ -37,17 +37,13 @@ _AXES: dict[str, tuple[str | None, str | None]] = {
 """The dimensions of the rows and columns of each module's weight; a bias has those of the rows."""
 
 
-def sizes_of(model: PreTrainedModel) -> TransformerSizes:
-    """The sizes of a model's parts; see ``sizes_in``."""
-    return sizes_in(model.config, model.__class__.__name__)
-
-
-def sizes_in(config: Any, name: str) -> TransformerSizes:
-    """The sizes of the parts of a model with this config.
+def sizes_of(model: PreTrainedModel) -> Sizes:
+    """The sizes of a model's parts.
 
     Raises:
         ModelError: it cannot be pruned, since its layer structure is not Llama's or its weights are quantised.
     """
+    config, name = model.config, model.__class__.__name__
     if config.model_type not in LAYOUTS:
         raise ModelError(
             f"{name} cannot be pruned: only {', '.join(LAYOUTS[:-1])} and {LAYOUTS[-1]} models are supported."

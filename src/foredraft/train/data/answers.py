@@ -1,26 +1,36 @@
-"""Answers of a generator to numbered prompts, many at once and in order; unfinished ones are kept on disk.
+"""Answers of a generator to numbered prompts, many at once and in order, as training data; unfinished ones are kept on
+disk.
 
 Random numbers depend on a seed and a position alone (``core/rng``), so an answer that is continued as a longer prompt
 is the answer that it would have been, up to rounding, where two tokens are almost equally likely.
 """
 
+import contextlib
 import itertools
 import json
+import os
+import shutil
 import time
 from collections import abc, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from foredraft.core.errors import DataError
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.engine.generator import Generator
 from foredraft.engine.request import Sequence
+from foredraft.files.read import json_object
 from foredraft.files.write import write_json
-from foredraft.train.checkpoint import Report
+from foredraft.train.checkpoint import Report, lock_folder
+from foredraft.train.data.sources import sample_of
 from foredraft.train.interruptions import Interruptions
 from foredraft.train.pace import SpeedMeter
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
 
 _SECONDS = 5.0
 """Seconds between progress reports."""
@@ -40,13 +50,88 @@ class AnswerOptions:
     batch: answers that are generated at once.
     """
 
-    new_tokens: int = 208
-    temperature: float = 0.8
-    batch: int = 64
+    new_tokens: int = 256
+    temperature: float = 0.0
+    batch: int = 32
 
     def params(self, seed: int, generated: int = 0) -> SamplingParams:
         """For an answer of which so many tokens exist."""
         return SamplingParams(max_new_tokens=self.new_tokens - generated, temperature=self.temperature, seed=seed)
+
+
+def write_answers(
+    generator: Generator,
+    prompts: list[list[int]],
+    out: Path,
+    options: AnswerOptions,
+    report: Report = lambda line: None,
+    accelerator: "Accelerator | None" = None,
+) -> Path:
+    """Write the answers as JSON Lines of ids; resumes an interrupted call, also in the middle of answers.
+
+    Args:
+        report: called with the progress of this process, see ``Answers``.
+        accelerator: of several processes that answer a part of the prompts each; the file is that of one process.
+
+    Raises:
+        DataError: the file has answers to other prompts.
+        OptionError: another call writes this file.
+    """
+    first = accelerator is None or accelerator.is_main_process
+    with lock_folder(out.parent, f".{out.name}.lock") if first else contextlib.nullcontext():
+        done = _answered(out, prompts)
+        if accelerator is None or accelerator.num_processes == 1:
+            _answer(generator, Part(prompts, 0, out, done), options, report)
+            return out
+        index, processes, left = accelerator.process_index, accelerator.num_processes, len(prompts) - done
+        bounds = [done + left * part // processes for part in range(processes + 1)]
+        files = [out.with_name(f".{out.name}.{begin}-{end}") for begin, end in pairwise(bounds)]
+        accelerator.wait_for_everyone()  # all have read the file
+        mine, file = prompts[bounds[index] : bounds[index + 1]], files[index]
+        _answer(generator, Part(mine, bounds[index], file, _answered(file, mine)), options, report)
+        accelerator.wait_for_everyone()
+        if accelerator.is_main_process:
+            _append(out, files)
+        accelerator.wait_for_everyone()
+    return out
+
+
+def _answer(generator: Generator, part: "Part", options: AnswerOptions, report: Report) -> None:
+    """Append to the file what it lacks of the answers."""
+    with part.out.open("a", encoding="utf-8") as file:
+        with contextlib.closing(iter(Answers(generator, part, options, report))) as answers:
+            for prompt, answer in zip(part.prompts[part.before :], answers, strict=True):
+                file.write(json.dumps({"ids": prompt + answer, "prompt_length": len(prompt)}) + "\n")
+                file.flush()
+
+
+def _append(out: Path, files: list[Path]) -> None:
+    """Move the contents of the files to the end of ``out``; a call that is killed here resumes at any whole line."""
+    with out.open("ab") as whole:
+        for file in files:
+            with file.open("rb") as part:
+                shutil.copyfileobj(part, whole)
+    for file in out.parent.glob(f".{out.name}.*-*"):  # also of calls with another number of processes
+        file.unlink()
+
+
+def _answered(path: Path, prompts: list[list[int]]) -> int:
+    """The number of answers in the file; an incomplete last one is dropped.
+
+    Raises:
+        DataError: the answers are to other prompts.
+    """
+    if not path.exists():
+        return 0
+    whole = path.read_bytes()
+    *lines, torn = whole.decode("utf-8", errors="replace").split("\n")
+    if torn:
+        os.truncate(path, whole.rfind(b"\n") + 1)
+    for line, prompt in zip(lines, prompts, strict=False):
+        sample = sample_of(json_object(line, str(path)), str(path))
+        if (sample.ids or [])[: sample.prompt_length] != prompt:
+            raise DataError(f"{path} has answers to other prompts; delete it, or use another folder.")
+    return min(len(lines), len(prompts))
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ def read_sources(sources: list[str]) -> Iterator[Sample]:
 
     A source is a JSON Lines file, a text file, a folder of these, or ``datasets:NAME`` or ``datasets:NAME:SPLIT``
     (default: train) from the Hugging Face hub. A JSON line has ``text``, ``messages`` (or ShareGPT's
-    ``conversations``), or ``ids`` and ``prompt_length`` (from ``--regenerate``).
+    ``conversations``), or ``ids`` and ``prompt_length`` (from ``foredraft answers``).
 
     Raises:
         DataError: missing source or invalid line; the message names file, line and field.

@@ -33,7 +33,7 @@ class Options:
     """Options of distillation.
 
     loss: forward_kl, reverse_kl or jsd between the target's law and the draft's; hard: the target's argmax; text: the
-        data's tokens, which with --regenerate are the target's outputs.
+        data's tokens, which are the target's outputs if foredraft answers wrote them.
     weight: for jsd, the target's share of the mixture; small values approach forward_kl.
     rows: rows of logits in memory at once.
     """

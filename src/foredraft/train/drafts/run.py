@@ -14,9 +14,9 @@ from foredraft.files.provenance import fingerprint, provenance, short
 from foredraft.files.write import atomic_write
 from foredraft.model.base import TargetModel
 from foredraft.model.hf.causal_lm import CausalLM
-from foredraft.model.hf.pruning import sizes_in, sizes_of
+from foredraft.model.hf.pruning import sizes_of
 from foredraft.model.loading.load import load_model
-from foredraft.model.text.tokenizer import Tokenizer, check_same_tokenizer
+from foredraft.model.text.tokenizer import check_same_tokenizer
 from foredraft.train.checkpoint import Report
 from foredraft.train.data.batches import TrainBatches
 from foredraft.train.data.tokens import TokenStore
@@ -102,29 +102,6 @@ def check_parts(method: str, drafts: tuple[str, ...], shape: prune.PrunedShape |
     if kind.shaped != (shape is not None):
         reason = "needs --shape, e.g. layers=2,hidden=256" if kind.shaped else "has no --shape, which is for prune"
         raise OptionError(f"{method} {reason}.")
-
-
-def check_drafts(
-    method: str,
-    target: TargetModel,
-    tokenizer: Tokenizer | None,
-    drafts: tuple[str, ...],
-    shape: prune.PrunedShape | None,
-) -> None:
-    """Refuse what ``run_drafts`` would refuse, as far as it can be known without the data; loads each model once.
-
-    Raises:
-        UsageError: invalid drafts or shape.
-    """
-    check_parts(method, drafts, shape)
-    for name in drafts:
-        found = load_model(name, device="cpu")
-        check_same_tokenizer(tokenizer, found.tokenizer, name)
-        CausalLM(found.model, fast=False).close()
-        if shape is not None:
-            shape.of(sizes_of(found.model))
-    if shape is not None and not drafts:
-        shape.of(sizes_in(target.config, target.name))
 
 
 def _distil(run: DraftRun, name: str) -> Path:

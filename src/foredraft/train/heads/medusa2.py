@@ -33,8 +33,8 @@ class Options(heads.Options):
     ramp: fraction of the steps, after these, in which ``weight`` rises along a sine.
     weight: the paper's lambda_0; its code uses 0.2, and 0.01 with own=kl.
     pace: the target's learning rate as a fraction of the heads'. The paper's 1/4 is for LoRA; here all weights train.
-    own: the target's own loss: ce, on the data's tokens; kl, to the original target's law, for data from --regenerate
-        (self-distillation, section 2.3.2), which needs a second copy of the target.
+    own: the target's own loss: ce, on the data's tokens; kl, to the original target's law, for data of foredraft
+        answers (self-distillation, section 2.3.2), which needs a second copy of the target.
     decay: head i has weight decay^i, with i from 0 (the published code counts from 1).
     teacher, loss, share, recompute: see ``heads.Options``; recompute includes the target's own logits.
     """

@@ -14,7 +14,7 @@ from foredraft.files.provenance import provenance, relative_name, short
 from foredraft.heads.formats import load_head
 from foredraft.model.base import TargetModel
 from foredraft.model.loading.bundled import resolve
-from foredraft.train.checkpoint import Report, check_resume
+from foredraft.train.checkpoint import Report
 from foredraft.train.data.batches import TrainBatches
 from foredraft.train.data.tokens import TokenStore
 from foredraft.train.devices import cast_norm_inputs
@@ -51,7 +51,10 @@ def run(
     check_known("recipe", {method: None}, list(RECIPES))
     kind, shape, loop = RECIPES[method], shape or HeadShape(), loop or LoopOptions()
     options = recipe_options or kind.options()
-    _check(method, data, shape, options, loop)
+    if kind.join is not None and data.store > 0:
+        raise OptionError(f"{method} trains the target too, so hidden states cannot be stored: remove --store.")
+    if shape.start is None:
+        options.check_length(loop.length, shape.heads)
     terms = _terms(method, target_name, shape, options)
     with RunContext.open(target_name, out, data, device, partial=kind.join is not None) as context:
         context.check_resume(terms)
@@ -77,35 +80,6 @@ def run(
     return head
 
 
-def check_head(
-    method: str,
-    target_name: str,
-    out: Path,
-    data: Data,
-    *,
-    shape: HeadShape,
-    recipe_options: Any,
-    loop: LoopOptions,
-    target: TargetModel,
-) -> None:
-    """Refuse what ``run`` would refuse, as far as it can be known without the data.
-
-    Raises:
-        UsageError: invalid options or head to start from, or the folder has a run with other settings.
-    """
-    _check(method, data, shape, recipe_options, loop)
-    check_resume(out, _terms(method, target_name, shape, recipe_options), write=False)
-    if shape.start is not None:
-        _started(RECIPES[method], shape.start, target)
-
-
-def _check(method: str, data: Data, shape: HeadShape, options: Any, loop: LoopOptions) -> None:
-    if RECIPES[method].join is not None and data.store > 0:
-        raise OptionError(f"{method} trains the target too, so hidden states cannot be stored: remove --store.")
-    if shape.start is None:
-        options.check_length(loop.length, shape.heads)
-
-
 def _terms(method: str, target_name: str, shape: HeadShape, options: Any) -> dict[str, Any]:
     """The settings that a resumed run must have."""
     terms = {"recipe": method, **_owner(RECIPES[method], target_name, shape), **dataclasses.asdict(shape)}
@@ -128,18 +102,13 @@ def _owner(kind: RecipeKind, target_name: str, shape: HeadShape) -> dict[str, An
 def _new_net(kind: RecipeKind, shape: HeadShape, store: TokenStore, target: TargetModel, seed: int) -> Any:
     """A new head, initialized from the seed, or the one to start from."""
     if shape.start is not None:
-        return _started(kind, shape.start, target).requires_grad_(True)
+        head = load_head(resolve(shape.start), target)
+        if not isinstance(head.net, kind.net):
+            raise OptionError(f"{shape.start!r} has {head.info.format} weights, which this recipe cannot train.")
+        return head.net.requires_grad_(True)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return kind.make(target, shape, _vocabulary(kind, shape, store, target))
-
-
-def _started(kind: RecipeKind, start: str, target: TargetModel) -> Any:
-    """The head to start from."""
-    head = load_head(resolve(start), target)
-    if not isinstance(head.net, kind.net):
-        raise OptionError(f"{start!r} has {head.info.format} weights, which this recipe cannot train.")
-    return head.net
 
 
 def _vocabulary(kind: RecipeKind, shape: HeadShape, store: TokenStore, target: TargetModel) -> Any:

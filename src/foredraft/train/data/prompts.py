@@ -8,24 +8,45 @@ import json
 import random
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from foredraft.core.errors import DataError
+from foredraft.core.errors import DataError, PromptError
 from foredraft.engine.generator import Generator
 from foredraft.model.text.tokenizer import Tokenizer
 from foredraft.train.checkpoint import Report
-from foredraft.train.data.regenerate import RegenerateOptions, fitting_prompts, write_answers
-from foredraft.train.data.sources import Sample, read_sources
+from foredraft.train.data.answers import AnswerOptions, write_answers
+from foredraft.train.data.sources import Sample, read_sources, template_error
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
 
 _WORDS = 13
 """Words in a row that a prompt may not share with a benchmark prompt, as in GPT-3's check of its training data
 (arXiv:2005.14165, appendix C)."""
 _LONGEST = 128
 """Tokens of a prompt that a model writes. Longer ones are not used: their end is missing."""
+_NEXT = {"role": "assistant", "content": ""}
 
 
-def own_prompts(generator: Generator, count: int, out: Path, batch: int, report: Report) -> list[str]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptOptions:
+    """Which prompts are answered: ``count`` at most, chosen at random; ``prompt_tokens``: of a text."""
+
+    count: int = 20_000
+    prompt_tokens: int = 48
+
+
+def own_prompts(
+    generator: Generator,
+    count: int,
+    out: Path,
+    batch: int,
+    report: Report,
+    accelerator: "Accelerator | None" = None,
+) -> list[str]:
     """What the model writes as a user, without what has no end; resumes an interrupted call.
 
     Args:
@@ -38,8 +59,8 @@ def own_prompts(generator: Generator, count: int, out: Path, batch: int, report:
     """
     assert generator.tokenizer is not None
     opening, ends = opening_of_user_turn(generator.tokenizer), set(generator.eos_token_ids)
-    options = RegenerateOptions(new_tokens=_LONGEST, temperature=1.0, batch=batch)
-    write_answers(generator, [opening] * count, out, options, report)
+    options = AnswerOptions(new_tokens=_LONGEST, temperature=1.0, batch=batch)
+    write_answers(generator, [opening] * count, out, options, report, accelerator)
     ids = [(sample.ids or [])[sample.prompt_length :] for sample in read_sources([str(out)])][:count]
     whole = [turn[:-1] for turn in ids if len(turn) > 1 and turn[-1] in ends]
     return [text.strip() for turn in whole if (text := generator.tokenizer.decode(turn)).strip()]
@@ -73,7 +94,9 @@ def choose(
     generator: Generator,
     written: Sequence[str],
     sources: Sequence[str],
-    options: RegenerateOptions,
+    options: PromptOptions,
+    answers: AnswerOptions,
+    *,
     benchmarks: Benchmarks,
     report: Report,
 ) -> list[list[int]]:
@@ -82,6 +105,7 @@ def choose(
     Args:
         written: see ``own_prompts``.
         sources: see ``read_sources``; of a chat, the turns before each answer are a prompt.
+        answers: the longest must fit the context, too.
 
     Raises:
         DataError: no prompt is left, or a source cannot be read.
@@ -90,7 +114,9 @@ def choose(
     samples += read_sources(list(sources))
     once = {json.dumps(sample.messages) if sample.messages else sample.text or "": sample for sample in samples}
     apart = [sample for sample in once.values() if not any(map(benchmarks.overlap, _said(sample)))]
-    found, fitting = fitting_prompts(generator, apart, options)
+    assert generator.tokenizer is not None
+    found = list(_prompts_of(apart, generator.tokenizer, options.prompt_tokens))
+    fitting = [prompt for prompt in found if _fits(generator, prompt, answers)]
     if not fitting:
         raise DataError("No prompts are left: give --data or more --own-prompts.")
     report(
@@ -104,11 +130,49 @@ def choose(
 
 
 def write_all(
-    generator: Generator, prompts: list[list[int]], out: Path, options: Sequence[RegenerateOptions], report: Report
+    generator: Generator,
+    prompts: list[list[int]],
+    out: Path,
+    options: Sequence[AnswerOptions],
+    report: Report,
+    accelerator: "Accelerator | None" = None,
 ) -> list[Path]:
     """Answers to the prompts at each temperature, in files of their own; resumes an interrupted call."""
     out.mkdir(parents=True, exist_ok=True)
-    return [write_answers(generator, prompts, out / f"T{each.temperature:g}.jsonl", each, report) for each in options]
+    files = [out / f"T{each.temperature:g}.jsonl" for each in options]
+    for file, each in zip(files, options, strict=True):
+        write_answers(generator, prompts, file, each, report, accelerator)
+    return files
+
+
+def _fits(generator: Generator, prompt: list[int], options: AnswerOptions) -> bool:
+    try:
+        generator.engine.request(prompt, options.params(0), ())
+    except PromptError:
+        return False
+    return True
+
+
+def _prompts_of(samples: Iterable[Sample], tokenizer: Tokenizer, length: int) -> Iterator[list[int]]:
+    """The prompts of samples: the turns before each answer of a chat and those of one that waits for its answer, and
+    the first tokens of a text."""
+    for sample in samples:
+        if sample.messages is not None:
+            for number, turn in enumerate([*sample.messages, _NEXT]):
+                if turn["role"] == "assistant" and number and sample.messages[number - 1]["role"] != "assistant":
+                    yield _chat_prompt(sample, tokenizer, number)
+        elif sample.text is not None:
+            ids = tokenizer.encode_many([sample.text[: 16 * length]])[0][:length]
+            if len(ids) >= 2:
+                yield ids
+
+
+def _chat_prompt(sample: Sample, tokenizer: Tokenizer, turns: int) -> list[int]:
+    """Ids of a chat's first turns, with the generation prompt."""
+    try:
+        return tokenizer.encode_chat((sample.messages or [])[:turns])
+    except Exception as error:  # templates raise any exception
+        raise template_error(sample, error) from error
 
 
 def _chat(text: str) -> list[dict[str, str]]:

@@ -17,13 +17,13 @@ import foredraft
 from foredraft.core.errors import DataError, OptionError
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.engine.generator import Generator
-from foredraft.train.data.answers import _AnswerProgress
-from foredraft.train.data.regenerate import RegenerateOptions, regenerate
+from foredraft.train.data.answers import AnswerOptions, _Progress, write_answers
 from foredraft.train.data.sources import read_sources
 from foredraft.train.data.tokens import encoded
 from reference import reference
 
-GREEDY = RegenerateOptions(count=7, prompt_tokens=6, new_tokens=9, temperature=0.0, batch=3)
+COUNT = 7
+GREEDY = AnswerOptions(new_tokens=9, temperature=0.0, batch=3)
 
 
 @pytest.fixture(scope="module")
@@ -33,10 +33,17 @@ def speaker(place: Path) -> Iterator[Generator]:
     generator.close()
 
 
+def prompts_of(speaker: Generator, source: Path, count: int = COUNT) -> list[list[int]]:
+    """The first six tokens of texts."""
+    texts = [json.loads(line)["text"] for line in source.read_text().splitlines()]
+    assert speaker.tokenizer is not None
+    return [ids[:6] for ids in speaker.tokenizer.encode_many(texts[:count])]
+
+
 def answers(
-    speaker: Generator, source: Path, out: Path, options: RegenerateOptions = GREEDY, report: Any = lambda line: None
+    speaker: Generator, source: Path, out: Path, options: AnswerOptions = GREEDY, report: Any = lambda line: None
 ):
-    regenerate(speaker, [str(source)], out, options, report)
+    write_answers(speaker, prompts_of(speaker, source), out, options, report)
     return [json.loads(line) for line in out.read_text().splitlines()]
 
 
@@ -54,12 +61,9 @@ def steps(speaker: Generator, monkeypatch: pytest.MonkeyPatch) -> list[None]:
 
 def test_answers_are_what_the_target_says(place: Path, speaker: Generator, tmp_path: Path):
     rows = answers(speaker, place / "texts.jsonl", tmp_path / "answers.jsonl")
-    texts = [json.loads(line)["text"] for line in (place / "texts.jsonl").read_text().splitlines()]
-    assert speaker.tokenizer is not None and len(rows) == 7
-    prompts = speaker.tokenizer.encode_many([texts[i * len(texts) // 7] for i in range(7)])
-    for row, prompt in zip(rows, prompts, strict=True):
-        said = reference(target(), prompt[:6], SamplingParams(max_new_tokens=9))
-        assert row == {"ids": prompt[:6] + said, "prompt_length": 6}
+    for row, prompt in zip(rows, prompts_of(speaker, place / "texts.jsonl"), strict=True):
+        said = reference(target(), prompt, SamplingParams(max_new_tokens=9))
+        assert row == {"ids": prompt + said, "prompt_length": 6}
 
 
 @pytest.mark.parametrize("batch", [3, 7])
@@ -150,7 +154,7 @@ def test_processes_answer_a_part_each(place: Path, speaker: Generator, tmp_path:
         process: Any = SimpleNamespace(
             num_processes=3, process_index=index, is_main_process=index == 0, wait_for_everyone=lambda: None
         )
-        regenerate(speaker, [str(place / "texts.jsonl")], parts, options, accelerator=process)
+        write_answers(speaker, prompts_of(speaker, place / "texts.jsonl"), parts, options, accelerator=process)
     assert parts.read_text() == whole.read_text()
     assert not list(tmp_path.glob(".parts.jsonl.*-*"))
 
@@ -163,7 +167,7 @@ def test_two_calls_never_write_one_file(place: Path, speaker: Generator, tmp_pat
             answers(speaker, place / "texts.jsonl", tmp_path / "answers.jsonl")
         refused.append(str(info.value))
 
-    answers(speaker, place / "texts.jsonl", tmp_path / "answers.jsonl", replace(GREEDY, count=2), report)
+    answers(speaker, place / "texts.jsonl", tmp_path / "answers.jsonl", GREEDY, report)
     assert len(refused) == 2 and all(f"Another run uses {tmp_path}: " in each for each in refused)
 
 
@@ -175,26 +179,8 @@ def test_answers_to_other_prompts_are_refused(place: Path, speaker: Generator, t
         answers(speaker, other, out)
 
 
-def test_of_a_chat_every_question_is_asked(speaker: Generator, tmp_path: Path):
-    turns = [("user", "hi"), ("assistant", "hello"), ("user", "bye"), ("assistant", "so long")]
-    chat = tmp_path / "chat.jsonl"
-    chat.write_text(json.dumps({"messages": [{"role": role, "content": said} for role, said in turns]}) + "\n")
-    assert speaker.tokenizer is not None
-    asked = [
-        speaker.tokenizer.decode(row["ids"][: row["prompt_length"]])
-        for row in answers(speaker, chat, tmp_path / "answers.jsonl")
-    ]
-    assert asked == ["<user>hi~<assistant>", "<user>hi~<assistant>hello~<user>bye~<assistant>"]
-
-
 def test_of_an_answer_the_prompt_does_not_count(place: Path, speaker: Generator, tmp_path: Path):
     rows = answers(speaker, place / "texts.jsonl", tmp_path / "answers.jsonl")
     assert speaker.tokenizer is not None
     made = list(encoded(read_sources([str(tmp_path / "answers.jsonl")]), speaker.tokenizer, 95))
     assert made == [(row["ids"], [0] * 6 + [1] * 9) for row in rows]
-
-
-def test_no_prompts(speaker: Generator, tmp_path: Path):
-    (tmp_path / "a.jsonl").write_text('{"text": "x"}\n{"ids": [1, 2]}\n')
-    with pytest.raises(DataError, match="No prompts in .*a.jsonl"):
-        answers(speaker, tmp_path / "a.jsonl", tmp_path / "answers.jsonl")

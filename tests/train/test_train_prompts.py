@@ -10,8 +10,15 @@ import pytest
 import foredraft
 from foredraft.core.errors import DataError
 from foredraft.engine.generator import Generator
-from foredraft.train.data.own_prompts import Benchmarks, choose, opening_of_user_turn, own_prompts, write_all
-from foredraft.train.data.regenerate import RegenerateOptions
+from foredraft.train.data.answers import AnswerOptions
+from foredraft.train.data.prompts import (
+    Benchmarks,
+    PromptOptions,
+    choose,
+    opening_of_user_turn,
+    own_prompts,
+    write_all,
+)
 
 LONG = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen"
 
@@ -68,7 +75,7 @@ def test_thirteen_words_in_a_row_or_the_whole_prompt(text: str, overlaps: bool):
 
 
 def test_prompts_are_taken_once_and_none_of_a_benchmark(sample: Generator, tmp_path: Path):
-    tokenizer, data, notes = sample.tokenizer, tmp_path / "data.jsonl", []
+    tokenizer, data = sample.tokenizer, tmp_path / "data.jsonl"
     assert tokenizer is not None
     rows: list[dict[str, Any]] = [
         {"messages": [{"role": "user", "content": text}]} for text in ("Why?", "How?", "Where?", "word " * 3000)
@@ -76,25 +83,28 @@ def test_prompts_are_taken_once_and_none_of_a_benchmark(sample: Generator, tmp_p
     turns = [("user", "Hi."), ("assistant", "Hello."), ("user", "Bye.")]
     rows.append({"messages": [{"role": role, "content": content} for role, content in turns]})
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    options = RegenerateOptions(count=20, new_tokens=8)
-    taken = choose(
-        sample, ["When?", "When?", "Why?"], [str(data)], options, Benchmarks(["where"]), lambda line: notes.append(line)
-    )
+    answers, notes = AnswerOptions(new_tokens=8), []
+
+    def chosen(written: list[str], sources: list[str], count: int, benchmarks: list[str]) -> list[list[int]]:
+        options, apart = PromptOptions(count=count), Benchmarks(benchmarks)
+        return choose(sample, written, sources, options, answers, benchmarks=apart, report=notes.append)
+
+    taken = chosen(["When?", "When?", "Why?"], [str(data)], 20, ["where"])
     chats = [rows[1]["messages"], rows[4]["messages"][:1], rows[4]["messages"]]
     chats += [[{"role": "user", "content": text}] for text in ("When?", "Why?")]
     assert sorted(taken) == sorted(map(tokenizer.encode_chat, chats))
     assert notes == [
         {"note": "8 samples: 2 twice, 1 overlap with benchmarks; 5 of their 6 prompts fit the context"},
     ]
-    assert choose(sample, [], [str(data)], RegenerateOptions(count=2, new_tokens=8), Benchmarks([]), silent) != taken
+    assert len(chosen([], [str(data)], 2, [])) == 2
     with pytest.raises(DataError, match="No prompts are left"):
-        choose(sample, ["Where?"], [], options, Benchmarks(["where"]), silent)
+        chosen(["Where?"], [], 20, ["where"])
 
 
 def test_each_prompt_is_answered_at_each_temperature(sample: Generator, tmp_path: Path):
     assert sample.tokenizer is not None
     prompts = [sample.tokenizer.encode_chat([{"role": "user", "content": text}]) for text in ("Why?", "How?")]
-    kinds = [RegenerateOptions(new_tokens=8, temperature=heat, batch=4) for heat in (0.0, 1.0)]
+    kinds = [AnswerOptions(new_tokens=8, temperature=heat, batch=4) for heat in (0.0, 1.0)]
     files = write_all(sample, prompts, tmp_path / "answers", kinds, silent)
     assert [file.name for file in files] == ["T0.jsonl", "T1.jsonl"]
     for heat, file in zip((0.0, 1.0), files, strict=True):
