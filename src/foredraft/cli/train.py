@@ -26,7 +26,8 @@ class TrainingData:
     """The training data."""
 
     data: tuple[str, ...] = field(
-        default=(), metadata={"help": "JSON Lines or text file, folder (as of foredraft answers), or datasets:NAME; repeatable."}
+        default=(),
+        metadata={"help": "JSON Lines or text file, folder (as of foredraft answers), datasets:NAME; repeatable."},
     )
     cache: str | None = field(
         default=None, metadata={"help": "Folder for tokens and hidden states, to share with other runs."}
