@@ -13,7 +13,7 @@ from foredraft.bench.measure import watch as watching
 from foredraft.bench.measure.arms import BenchArm, LoopArm
 from foredraft.bench.measure.records import RunFile, read_runs
 from foredraft.bench.measure.run import Settings
-from foredraft.bench.measure.watch import AcceptanceRecorder, ExtraMeasurements, watch
+from foredraft.bench.measure.watch import ExtraMeasurements, watch
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Plan, View
 from foredraft.core.sampling.params import SamplingParams
@@ -67,15 +67,6 @@ def test_places_of_a_static_tree_are_those_by_hand(truth: list[int], scored: boo
     wanted = {"30": never, "60": every, "20": never, "99": every, "40": never}
     assert found.confidence == (wanted if scored else {})
     assert (found.arm, found.task, found.prompt, found.temperature) == ("tree", "t", "0", 0.0)
-
-
-def test_a_recorder_passes_everything_on(truth: list[int]):
-    inner = static(truth)
-    recorder = AcceptanceRecorder(inner)
-    assert recorder.needs is inner.needs
-    watched, plain = (generator(each).generate(PROMPT, GREEDY) for each in (recorder, static(truth)))
-    assert watched.tokens == plain.tokens == truth[len(PROMPT) :][: 3 * STEPS]
-    assert inner.rows == set() and len(inner.committed) == STEPS and len(inner.admitted) == 1
 
 
 def besides(

@@ -167,7 +167,7 @@ def test_two_calls_never_write_one_file(place: Path, speaker: Generator, tmp_pat
             answers(speaker, place / "texts.jsonl", tmp_path / "answers.jsonl")
         refused.append(str(info.value))
 
-    answers(speaker, place / "texts.jsonl", tmp_path / "answers.jsonl", GREEDY, report)
+    write_answers(speaker, prompts_of(speaker, place / "texts.jsonl", 2), tmp_path / "answers.jsonl", GREEDY, report)
     assert len(refused) == 2 and all(f"Another run uses {tmp_path}: " in each for each in refused)
 
 

@@ -9,18 +9,17 @@ from typing import Any, final
 import torch
 
 from foredraft.bench.measure.arms import BenchArm, LoopArm
-from foredraft.bench.measure.recording_drafter import RecordingDrafter
 from foredraft.bench.measure.records import Cost, RunFile, Watched
 from foredraft.bench.measure.run import Settings
 from foredraft.bench.prompts import BenchPrompt
-from foredraft.core.draft import Draft, Verdict
-from foredraft.core.drafter import Drafter, StepOut, View
+from foredraft.core.drafter import Plan, View
 from foredraft.core.errors import ForedraftError
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.engine.cost_model import measure_bandwidth, measure_costs
 from foredraft.engine.engine import Engine
 from foredraft.engine.generator import Generator
-from foredraft.engine.policy import Constant
+from foredraft.engine.policy import Policy
+from foredraft.engine.step import StepDone
 from foredraft.model.base import TargetModel
 
 _LONGEST = 64
@@ -28,21 +27,24 @@ _LONGEST = 64
 
 
 @final
-class AcceptanceRecorder(RecordingDrafter):
-    """Counts [judged, accepted] for nodes whose parent was accepted or is the root; see ``records.Watched``.
+class Recorder(Policy):
+    """Always drafts the largest size. Counts [judged, accepted] for nodes whose parent was accepted or is the root; see
+    ``records.Watched``.
 
     Sibling ranks follow the drafter's order.
     """
 
-    def __init__(self, inner: Drafter) -> None:
-        super().__init__(inner)
+    def __init__(self, longest: int) -> None:
+        self._longest = longest
         self.places: dict[str, list[int]] = {}
         self.confidence: dict[str, list[int]] = {}
 
-    def _record(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None:
-        scores = None if draft.scores is None else draft.scores.tolist()
-        for row, (parents, path) in enumerate(zip(draft.tree.parents.tolist(), verdict.path.tolist(), strict=True)):
-            accepted = set(path)
+    def plan(self, view: View, limits: Sequence[int]) -> Plan:
+        return Plan(tuple(min(self._longest, limit) for limit in limits))
+
+    def observe(self, view: View, plan: Plan, done: StepDone) -> None:
+        for result in done.rows:
+            parents, scores, accepted = result.nodes.parents, result.nodes.scores, {0, *result.path}
             ways, children = {0: ""}, [0] * len(parents)
             for node, parent in enumerate(parents):
                 if node == 0 or parent < 0:
@@ -53,11 +55,8 @@ class AcceptanceRecorder(RecordingDrafter):
                     hit = int(node in accepted)
                     _count(self.places, ways[node], hit)
                     if scores is not None:
-                        _count(
-                            self.confidence,
-                            str(min(99, int(100 * math.exp(scores[row][node] - scores[row][parent])))),
-                            hit,
-                        )
+                        chance = math.exp(scores[node] - scores[parent])
+                        _count(self.confidence, str(min(99, int(100 * chance))), hit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +96,8 @@ class ExtraMeasurements:
 def watch(arm: LoopArm, prompt: BenchPrompt, params: SamplingParams) -> Watched:
     """Continue a prompt with drafts of the arm's full length, and count accepted nodes."""
     engine = arm.generator.engine
-    recorder = AcceptanceRecorder(engine.drafter)
-    recording = Engine(engine.target, recorder, Constant(recorder.needs.longest), max_rows=1)
+    recorder = Recorder(engine.drafter.needs.longest)
+    recording = Engine(engine.target, engine.drafter, recorder, max_rows=1)
     Generator(recording, arm.generator.tokenizer, arm.generator.eos_token_ids, arm.generator.kind).batch(
         [prompt.prompt], params
     )

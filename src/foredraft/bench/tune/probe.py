@@ -78,8 +78,6 @@ class Probe(Policy):
         confidence: the confidence threshold of the method's options.
     """
 
-    learns = False
-
     def __init__(self, longest: int, confidence: float = 0.0) -> None:
         self._longest = longest
         self._confidence = confidence
