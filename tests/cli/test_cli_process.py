@@ -38,7 +38,7 @@ COMPLETED = {
     "check -d early": ["early_exit"],
     "skip --tri": ["--trials"],
     "train me": ["medusa", "medusa2"],
-    "train eagle3 --answer-drafter max": ["max_gram"],
+    "answers out --drafter max": ["max_gram"],
     "export --to s": ["sglang", "speculators"],
     "methods opt": ["opt_tree"],
     "demo --verif": ["--verifier"],
