@@ -43,7 +43,9 @@ def test_an_interruption_says_what_is_kept(run: Run, tmp_path: Path, monkeypatch
     (tmp_path / "texts.jsonl").write_text('{"text": "def add(a, b):"}\n{"text": "Once upon a time"}\n')
     given = ("--data", tmp_path / "texts.jsonl", "--max-new-tokens", 8, "--temperature", 0)
     with monkeypatch.context() as patch:
-        patch.setattr("foredraft.train.data.answers._Progress.update", lambda *given: (_ for _ in ()).throw(Terminated))
+        patch.setattr(
+            "foredraft.train.data.answers._AnswerProgress.update", lambda *given: (_ for _ in ()).throw(Terminated)
+        )
         ended = run("answers", tmp_path / "answers", *given)
     said = "foredraft: Interrupted after 0 of 2 answers; the same command continues from there."
     assert (ended.status, ended.err.splitlines()[-1]) == (143, said)

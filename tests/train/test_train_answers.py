@@ -17,7 +17,7 @@ import foredraft
 from foredraft.core.errors import DataError, OptionError
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.engine.generator import Generator
-from foredraft.train.data.answers import AnswerOptions, _Progress, write_answers
+from foredraft.train.data.answers import AnswerOptions, _AnswerProgress, write_answers
 from foredraft.train.data.sources import read_sources
 from foredraft.train.data.tokens import encoded
 from reference import reference

@@ -28,7 +28,7 @@ class TheoryRow(NamedTuple):
     operations_factor: float
 
 
-class Prediction(NamedTuple):
+class TheoryPrediction(NamedTuple):
     """The given acceptance rate and cost, the best length for them, and a row per shown length."""
 
     alpha: float
@@ -100,7 +100,7 @@ def command(
         console.print(f"Figures: {plot}", soft_wrap=True, markup=False)
 
 
-def _predict(alpha: float, cost: float) -> Prediction:
+def _predict(alpha: float, cost: float) -> TheoryPrediction:
     """The best length, and lengths on both sides of it."""
     from foredraft.core.theory import best_length, expected_tokens, operations_factor, speed_up
 
@@ -109,10 +109,10 @@ def _predict(alpha: float, cost: float) -> Prediction:
     near = {best.length - 1, best.length + 1} if best.length else set()
     shown = {best.length, *(k for k in {*_SHOWN, *near} if 1 <= k <= last)}
     rows = [
-        Row(k, expected_tokens(alpha, k), speed_up(alpha, k, cost), operations_factor(alpha, k, cost))
+        TheoryRow(k, expected_tokens(alpha, k), speed_up(alpha, k, cost), operations_factor(alpha, k, cost))
         for k in sorted(shown)
     ]
-    return Prediction(alpha, cost, best.length > 0, best, rows)
+    return TheoryPrediction(alpha, cost, best.length > 0, best, rows)
 
 
 def _table(found: TheoryPrediction) -> Table:

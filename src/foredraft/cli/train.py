@@ -100,9 +100,9 @@ def command(
         try:
             _check_parts(method, head, small)
             options = _options(method, recipe or ())
-            begun = True
+            started = True
             place, shape = (method, model, Path(out)), small if method in names.MODELS else head
-            made = _train(place, source, shape, progress, recipe_options=options, loop=loop, device=device)
+            paths = _train(place, source, shape, progress, recipe_options=options, loop=loop, device=device)
         except KeyboardInterrupt as error:
             if not started:  # torch may be half imported
                 raise Interrupted("Interrupted before the run began.", error) from None
@@ -128,7 +128,7 @@ def _options(method: str, given: Iterable[str]) -> Any:
 
 
 def _train(
-    place: tuple[str, str, Path], source: Source, shape: HeadShape | Small, progress: Progress, **given: Any
+    place: tuple[str, str, Path], source: TrainingData, shape: HeadShape | Small, progress: Progress, **given: Any
 ) -> list[Path]:
     """Train, and return the folders of the results. ``place``: recipe, target and folder."""
     from foredraft.train.drafts.run import run_drafts

@@ -27,7 +27,7 @@ _LONGEST = 64
 
 
 @final
-class Recorder(Policy):
+class AcceptanceRecorder(Policy):
     """Always drafts the largest size. Counts [judged, accepted] for nodes whose parent was accepted or is the root; see
     ``records.Watched``.
 
@@ -96,7 +96,7 @@ class ExtraMeasurements:
 def watch(arm: LoopArm, prompt: BenchPrompt, params: SamplingParams) -> Watched:
     """Continue a prompt with drafts of the arm's full length, and count accepted nodes."""
     engine = arm.generator.engine
-    recorder = Recorder(engine.drafter.needs.longest)
+    recorder = AcceptanceRecorder(engine.drafter.needs.longest)
     recording = Engine(engine.target, engine.drafter, recorder, max_rows=1)
     Generator(recording, arm.generator.tokenizer, arm.generator.eos_token_ids, arm.generator.kind).batch(
         [prompt.prompt], params

@@ -61,7 +61,7 @@ def families(drafter: str, model: str) -> list[CandidateFamily]:
         return _joined(base, [*given, *sized, CONSTANT])
 
     return [
-        Family(_joined(base, given), made(*probe), tuple(Candidate(made(*own), shape) for own, shape in sizes))
+        CandidateFamily(_joined(base, given), made(*probe), tuple(Candidate(made(*own), shape) for own, shape in sizes))
         for probe, sizes in _probes(method, {pair.partition("=")[0] for pair in given})
     ]
 

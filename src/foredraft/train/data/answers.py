@@ -70,7 +70,7 @@ def write_answers(
     """Write the answers as JSON Lines of ids; resumes an interrupted call, also in the middle of answers.
 
     Args:
-        report: called with the progress of this process, see ``Answers``.
+        report: called with the progress of this process, see ``PendingAnswers``.
         accelerator: of several processes that answer a part of the prompts each; the file is that of one process.
 
     Raises:
@@ -81,14 +81,14 @@ def write_answers(
     with lock_folder(out.parent, f".{out.name}.lock") if first else contextlib.nullcontext():
         done = _answered(out, prompts)
         if accelerator is None or accelerator.num_processes == 1:
-            _answer(generator, Part(prompts, 0, out, done), options, report)
+            _answer(generator, PromptPart(prompts, 0, out, done), options, report)
             return out
         index, processes, left = accelerator.process_index, accelerator.num_processes, len(prompts) - done
         bounds = [done + left * part // processes for part in range(processes + 1)]
         files = [out.with_name(f".{out.name}.{begin}-{end}") for begin, end in pairwise(bounds)]
         accelerator.wait_for_everyone()  # all have read the file
         mine, file = prompts[bounds[index] : bounds[index + 1]], files[index]
-        _answer(generator, Part(mine, bounds[index], file, _answered(file, mine)), options, report)
+        _answer(generator, PromptPart(mine, bounds[index], file, _answered(file, mine)), options, report)
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
             _append(out, files)
@@ -96,10 +96,10 @@ def write_answers(
     return out
 
 
-def _answer(generator: Generator, part: "Part", options: AnswerOptions, report: Report) -> None:
+def _answer(generator: Generator, part: "PromptPart", options: AnswerOptions, report: Report) -> None:
     """Append to the file what it lacks of the answers."""
     with part.out.open("a", encoding="utf-8") as file:
-        with contextlib.closing(iter(Answers(generator, part, options, report))) as answers:
+        with contextlib.closing(iter(PendingAnswers(generator, part, options, report))) as answers:
             for prompt, answer in zip(part.prompts[part.before :], answers, strict=True):
                 file.write(json.dumps({"ids": prompt + answer, "prompt_length": len(prompt)}) + "\n")
                 file.flush()

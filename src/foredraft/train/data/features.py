@@ -33,7 +33,7 @@ class StoredFeatures:
     """
 
     def __init__(
-        self, parent: Path, live: Source, taps: tuple[int, ...], shape: tuple[int, int, int], *, bound: int
+        self, parent: Path, live: HiddenStateSource, taps: tuple[int, ...], shape: tuple[int, int, int], *, bound: int
     ) -> None:
         self._live = live
         self._shape = shape
