@@ -110,7 +110,7 @@ def _check(what: TunePrompts, shown: TuneOutput) -> None:
     check_writable(shown.out)
 
 
-def _write(path: str, model: str, found: "Tuning", what: What) -> None:
+def _write(path: str, model: str, found: "Tuning", what: TunePrompts) -> None:
     from foredraft.files.provenance import provenance, short, shortened
     from foredraft.heads.formats.tuned import Tuned, write_tuned
 
