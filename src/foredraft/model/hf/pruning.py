@@ -37,7 +37,7 @@ _AXES: dict[str, tuple[str | None, str | None]] = {
 """The dimensions of the rows and columns of each module's weight; a bias has those of the rows."""
 
 
-def sizes_of(model: PreTrainedModel) -> Sizes:
+def sizes_of(model: PreTrainedModel) -> TransformerSizes:
     """The sizes of a model's parts.
 
     Raises:
