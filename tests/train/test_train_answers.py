@@ -101,15 +101,15 @@ def test_time_left_is_told_from_answers_that_have_ended(monkeypatch: pytest.Monk
     waiting, running = deque(range(600)), deque()
     while waiting or running:
         while waiting and sum(not each.finished for each in running) < 16:
-            running.append(SimpleNamespace(number=waiting.popleft(), made=[], tokens=[], finished=False))
+            running.append(SimpleNamespace(number=waiting.popleft(), generated=[], tokens=[], finished=False))
         while running and running[0].finished:
             progress.wrote(running.popleft())
         clock.now += 1
         for each in running:
             if not each.finished:
-                each.made.append(0)
-                each.tokens = each.made
-                each.finished = len(each.made) == lengths[each.number]
+                each.generated.append(0)
+                each.tokens = each.generated
+                each.finished = len(each.generated) == lengths[each.number]
         progress.update(running)
     estimates = [(at, line["left"]) for at, line in told if "left" in line and "bound" not in line]
     assert len(estimates) > 20
