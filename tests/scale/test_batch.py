@@ -151,7 +151,7 @@ def test_a_file_that_was_cut_anywhere_is_completed(cut: int, generator: Generato
     whole = (tmp_path / "whole").read_bytes()
     (tmp_path / "cut").write_bytes(whole[:cut])
     again = BatchFile(source, tmp_path / "cut")
-    assert again.done == whole[:cut].count(b"\n")
+    assert again.answered == whole[:cut].count(b"\n")
     answer(generator, again)
     assert (tmp_path / "cut").read_bytes() == whole
 

@@ -74,7 +74,7 @@ def slow_loss(recipe: Medusa2Recipe, of: CausalLM, texts: TrainBatch, weight: fl
 @pytest.mark.parametrize("own_heads", [True, False])
 def test_the_loss_and_its_gradients(own_heads: bool):
     recipe, of = recipe_of(own_heads)
-    texts = replace(lesson(of, (), length=9), done=0.4)  # halfway up
+    texts = replace(lesson(of, (), length=9), progress=0.4)  # halfway up
     weight = 0.2 * 0.5**0.5
     mine = recipe(texts)
     assert_same_gradients(recipe.net, mine["loss"], slow_loss(recipe, of, texts, weight))
@@ -96,12 +96,12 @@ def test_self_distillation_holds_the_target_to_what_it_said():
 
 def test_the_heads_learn_alone_at_first():
     recipe, of = recipe_of(own_heads=False)  # so that they speak through the target's output layer
-    said = recipe(replace(lesson(of, ()), done=0.29))
+    said = recipe(replace(lesson(of, ()), progress=0.29))
     said["loss"].backward()
     assert all(weight.grad is not None for weight in recipe.net.head.parameters())
     assert all(weight.grad is None for weight in recipe.net.model.parameters())
     assert "own_loss" not in said
-    recipe(replace(lesson(of, ()), done=0.3))["loss"].backward()
+    recipe(replace(lesson(of, ()), progress=0.3))["loss"].backward()
     assert all(weight.grad is not None for weight in recipe.net.parameters())
 
 

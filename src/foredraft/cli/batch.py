@@ -70,7 +70,7 @@ def command(
         else:
             answers = stack.enter_context(_actors(choice, options, actors, address))
         _write(file, answers, out)
-    errors().print(f"{file.done} answers, {file.failed} of them errors, in {out}.", soft_wrap=True, markup=False)
+    errors().print(f"{file.answered} answers, {file.failed} of them errors, in {out}.", soft_wrap=True, markup=False)
 
 
 @contextmanager
@@ -93,11 +93,11 @@ def _write(file: "BatchFile", answers: "Callable[[Iterator[Numbered]], Iterable[
     """Write the answers, with a bar on a terminal."""
     try:
         with progress_bar() as bar:
-            task = bar.add_task("Answers", total=file.total, completed=file.done)
+            task = bar.add_task("Answers", total=file.total, completed=file.answered)
             with terminable():
-                file.run(answers, lambda done, failed: bar.update(task, completed=done))
+                file.run(answers, lambda answered, failed: bar.update(task, completed=answered))
     except KeyboardInterrupt as error:
-        done = f"{file.done} of {file.total} answers"
-        raise Interrupted(f"Interrupted after {done}; the same command continues from there.", error) from None
+        progress = f"{file.answered} of {file.total} answers"
+        raise Interrupted(f"Interrupted after {progress}; the same command continues from there.", error) from None
     except OSError as error:
         raise OptionError(f"Cannot write {out}: {error.strerror}.") from None

@@ -179,8 +179,8 @@ def _progress() -> "Iterator[Callable[[int, int, str], None]]":
     with progress_bar(auto_refresh=False) as bar:
         task = bar.add_task("")
 
-        def report(done: int, count: int, what: str) -> None:
-            bar.update(task, completed=done, total=count, description=what, refresh=True)
+        def report(completed: int, count: int, what: str) -> None:
+            bar.update(task, completed=completed, total=count, description=what, refresh=True)
 
         yield report
 

@@ -99,7 +99,7 @@ class Side:
     pieces: "list[Piece]" = field(default_factory=list)
     sequence: "Sequence | None" = None
     _stream: "Stream | None" = None
-    done: bool = True
+    finished: bool = True
 
     @classmethod
     def of(cls, choice: ModelChoice) -> "Side":
@@ -111,13 +111,13 @@ class Side:
 
         self.sequence = self.generator.submit([prompt], params)[0]
         self._stream = Stream(self.generator, self.sequence)
-        self.pieces, self.done = [], False
+        self.pieces, self.finished = [], False
 
     def advance(self) -> None:
         assert self._stream is not None
         piece = next(self._stream, None)
         if piece is None:
-            self.done = True
+            self.finished = True
         else:
             self.pieces.append(piece)
 
@@ -161,7 +161,7 @@ def _race(sides: list[Side], prompt: "Prompt", params: SamplingParams, refresh: 
     for side in sides:
         side.start(prompt, params)
     with CtrlC() as ctrl_c:
-        while active := [side for side in sides if not side.done]:
+        while active := [side for side in sides if not side.finished]:
             min(active, key=lambda side: side.stats.seconds).advance()
             refresh()
             if ctrl_c.pressed:
@@ -195,7 +195,7 @@ def _shown(prompt: str, sides: list[Side]) -> Iterator[Callable[[], None]]:
         def refresh() -> None:
             nonlocal latest
             now = time.perf_counter()
-            if now - latest > _FRAME or all(side.done for side in sides):
+            if now - latest > _FRAME or all(side.finished for side in sides):
                 live.update(_side_by_side(console, sides, height), refresh=True)
                 latest = time.perf_counter()
 
@@ -227,7 +227,7 @@ def _panel(console: Console, side: Side, width: int, height: int) -> Panel:
         title=f"[bold]{side.name}[/bold]",
         subtitle=numbers,
         height=height + 2,
-        border_style="green" if side.done else "dim",
+        border_style="green" if side.finished else "dim",
     )
 
 

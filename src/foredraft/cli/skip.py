@@ -89,8 +89,8 @@ def command(*, target: TargetChoice, samples: Samples, budget: SearchBudget, sho
             with terminable():
                 best = search(evaluator.parts, log.cached(evaluator), budget, report)
         except KeyboardInterrupt as error:
-            done = f"{len(log.known)} of {budget.trials} sets"
-            raise Interrupted(f"Interrupted after {done}; the same command continues from there.", error) from None
+            progress = f"{len(log.known)} of {budget.trials} sets"
+            raise Interrupted(f"Interrupted after {progress}; the same command continues from there.", error) from None
     _write(shown.out, target.model, model.layers, best, {**about, "tokens": evaluator.tokens})
     _print(best, evaluator.tokens, target, shown)
 

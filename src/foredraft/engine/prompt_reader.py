@@ -40,7 +40,7 @@ class _Reading:
     tokens: Int[Tensor, "T"]
     parts: list[Features]
     shown: int = 0
-    done: int = 0
+    num_read: int = 0
     cached: int = 0
     seconds: float = 0.0
 
@@ -50,7 +50,7 @@ class _Reading:
 
     @property
     def left(self) -> int:
-        return len(self.tokens) - self.done
+        return len(self.tokens) - self.num_read
 
     @property
     def tenant(self) -> str:
@@ -212,7 +212,7 @@ class PromptReader:
     def _reuse(self, reading: _Reading, begin: Callable[[int], object]) -> None:
         """Take over the beginning of a prompt, if a row holds more of it than was read so far."""
         found = self.prefixes.find(reading.tenant, reading.ids)
-        if found is None or found.length <= reading.done:
+        if found is None or found.length <= reading.num_read:
             return
         if found.row != reading.row:
             self.prefixes.drop([reading.row])
@@ -220,7 +220,7 @@ class PromptReader:
         begin(reading.row)
         self.drafter.fork(reading.row, found.row, found.length)
         reading.parts, reading.shown = [found.features], 0
-        reading.done = reading.cached = found.length
+        reading.num_read = reading.cached = found.length
         self.prefixes.use(found)
 
     def _follows(self, reading: _Reading, least: int) -> bool:
@@ -232,7 +232,7 @@ class PromptReader:
         return any(
             (other.left, index) < (reading.left, place)
             and other.tenant == reading.tenant
-            and common_prefix(other.ids, reading.ids) >= reading.done + least
+            and common_prefix(other.ids, reading.ids) >= reading.num_read + least
             for index, other in enumerate(self._readings)
         )
 
@@ -241,7 +241,7 @@ class PromptReader:
         error = None
         alike: dict[int, dict[_Reading, int]] = {}  # by length: all rows of a forward attend to as many slots
         for reading, count in shares.items():
-            alike.setdefault(((reading.done + count) // CHUNK).bit_length(), {})[reading] = count
+            alike.setdefault(((reading.num_read + count) // CHUNK).bit_length(), {})[reading] = count
         for part in (part for each in alike.values() for part in self._forwards(each)):
             error = self._attempt(part, partial(self._read_together, part)) or error
         return error
@@ -251,13 +251,13 @@ class PromptReader:
         readings, counts = list(shares), list(shares.values())
         for group in group_by_length(counts):
             width = max(counts[i] for i in group)
-            fitting = [i for i in group if readings[i].done + width <= self.cache.slots]  # with padding
+            fitting = [i for i in group if readings[i].num_read + width <= self.cache.slots]  # with padding
             for together in (fitting, *([i] for i in group if i not in fitting)):
                 if together:
                     yield {readings[i]: counts[i] for i in together}
 
     def _read_together(self, shares: Mapping[_Reading, int]) -> None:
-        parts = [reading.tokens[reading.done : reading.done + count] for reading, count in shares.items()]
+        parts = [reading.tokens[reading.num_read : reading.num_read + count] for reading, count in shares.items()]
 
         def receive(begin: int, states: Mapping[int, Tensor]) -> None:
             states = self.drafter.needs.states(states)
@@ -266,11 +266,11 @@ class PromptReader:
                     part = slice(index, index + 1), slice(count - begin)
                     reading.parts.append(self.drafter.fuse({tap: each[part] for tap, each in states.items()}))
 
-        rows, starts = [reading.row for reading in shares], [reading.done for reading in shares]
+        rows, starts = [reading.row for reading in shares], [reading.num_read for reading in shares]
         self.prefixes.drop(rows)
         prefill(self.target, self.cache, rows, pad_sequence(parts, batch_first=True), starts, receive)
         for reading, count in shares.items():
-            reading.done += count
+            reading.num_read += count
 
     def _reads_ahead(self, reading: _Reading) -> bool:
         """Whether the drafter reads a prompt while the target does: in several chunks, if it drafts for it."""
@@ -282,7 +282,7 @@ class PromptReader:
         """Have the drafter read some of what was read of a prompt."""
         hidden = _joined(reading.parts[reading.shown :])
         begin(reading.row)
-        self.drafter.read_ahead(reading.row, reading.tokens[: reading.done], hidden, self.cache.kv_size)
+        self.drafter.read_ahead(reading.row, reading.tokens[: reading.num_read], hidden, self.cache.kv_size)
         reading.shown = len(reading.parts)
 
     def _start(self, reading: _Reading, begin: Callable[[int], object]) -> None:

@@ -30,7 +30,7 @@ class BatchFile:
             self.total = sum(1 for _ in self._lines())
         except OSError as error:
             raise OptionError(f"Cannot read {source}: {error.strerror}.") from None
-        self.done, self.failed = self._resume()
+        self.answered, self.failed = self._resume()
 
     def run(self, answers: Callable[[Iterator[Numbered]], Iterable[Answered]], report: Report | None = None) -> None:
         """Write the answers to all requests that have none yet.
@@ -46,10 +46,10 @@ class BatchFile:
             for line, failed in answers(self._requests()):
                 file.write(line)
                 file.flush()
-                self.done += 1
+                self.answered += 1
                 self.failed += failed
                 if report is not None:
-                    report(self.done, self.failed)
+                    report(self.answered, self.failed)
 
     def _lines(self) -> Iterator[bytes]:
         """The lines of the source that are not blank."""
@@ -59,14 +59,14 @@ class BatchFile:
     def _requests(self) -> Iterator[tuple[int, bytes]]:
         """The requests without an answer, with their numbers."""
         for number, line in enumerate(self._lines()):
-            if number >= self.done:
+            if number >= self.answered:
                 yield number, line
 
     def _resume(self) -> tuple[int, int]:
         """The numbers of answers and of failed ones in ``out``; half a line at its end is removed."""
         if not self._out.exists():
             return 0, 0
-        done = failed = size = 0
+        answered = failed = size = 0
         asked = self._lines()
         try:
             with self._out.open("rb") as file:
@@ -79,12 +79,12 @@ class BatchFile:
                             f"{self._out} holds something else than answers to these requests: choose another file."
                         )
                     failed += answer["response"]["status_code"] != 200
-                    done, size = done + 1, size + len(line)
+                    answered, size = answered + 1, size + len(line)
             with self._out.open("r+b") as file:
                 file.truncate(size)
         except OSError as error:
             raise OptionError(f"Cannot read {self._out}: {error.strerror}.") from None
-        return done, failed
+        return answered, failed
 
 
 def _custom_id(line: bytes) -> str | None:

@@ -77,13 +77,13 @@ def train(
         try:
             if log is not None and log.validated < state.step and run.due(state.step, options.validate):
                 run.validate(validate)  # the run was interrupted in it
-            for done in range(state.step + 1, steps + 1):
-                run.step(done, interruptions)
+            for number in range(state.step + 1, steps + 1):
+                run.step(number, interruptions)
                 if log is None:
                     continue
-                if run.due(done, options.validate):
+                if run.due(number, options.validate):
                     run.validate(validate)
-                if run.due(done, options.checkpoint) or checkpoints.age >= options.checkpoint_seconds:
+                if run.due(number, options.checkpoint) or checkpoints.age >= options.checkpoint_seconds:
                     with interruptions.deferred():
                         run.save(checkpoints)
             with _peers(accelerator):
@@ -91,7 +91,7 @@ def train(
         except (KeyboardInterrupt, _PeerLost):
             if log is not None:
                 with interruptions.deferred():
-                    if progress.done > checkpoints.step:
+                    if progress.number > checkpoints.step:
                         run.save(checkpoints)
                 if checkpoints.step:
                     report({"kept": checkpoints.step, "steps": steps, "folder": folder.name})
@@ -99,10 +99,10 @@ def train(
 
 
 class _Progress:
-    """Steps done, and training time, in this run and before it was resumed."""
+    """The number of the last step, and training time, in this run and before it was resumed."""
 
     def __init__(self, state: RunState, steps: int, tokens: int) -> None:
-        self.done = state.step
+        self.number = state.step
         self.steps = steps
         self._tokens = tokens
         self._before, self._clock = state.seconds, time.perf_counter()
@@ -112,15 +112,15 @@ class _Progress:
     def seconds(self) -> float:
         return self._before + time.perf_counter() - self._clock
 
-    def step(self, done: int) -> None:
-        self.done = done
-        self._pace.update(done)
+    def step(self, number: int) -> None:
+        self.number = number
+        self._pace.update(number)
 
     def line(self) -> dict[str, Any]:
         """For the log: ``seconds`` of training so far; if known, tokens a second, and seconds ``left``."""
-        rate, left = self._pace.rate, self._pace.left(self.steps - self.done)
+        rate, left = self._pace.rate, self._pace.left(self.steps - self.number)
         return {
-            "step": self.done,
+            "step": self.number,
             "steps": self.steps,
             "tokens": self.tokens,
             "seconds": round(self.seconds, 3),
@@ -130,7 +130,7 @@ class _Progress:
 
     @property
     def tokens(self) -> int:
-        return self.done * self._tokens
+        return self.number * self._tokens
 
 
 @dataclass(slots=True)
@@ -147,45 +147,45 @@ class _Run:
     log: Log | None
     last: tuple[Tensor, Any] | None = None  # loss and gradient norm of the last step
 
-    def due(self, done: int, each: int) -> bool:
+    def due(self, number: int, each: int) -> bool:
         """True every ``each`` steps, and after the last one."""
-        return done % each == 0 or done == self.progress.steps
+        return number % each == 0 or number == self.progress.steps
 
-    def step(self, done: int, interruptions: Interruptions) -> None:
+    def step(self, number: int, interruptions: Interruptions) -> None:
         """One optimizer step, of which no half is ever saved, and its line in the log."""
         options, accelerator = self.options, self.accelerator
-        rate = options.rate(done - 1, self.progress.steps)
+        rate = options.rate(number - 1, self.progress.steps)
         for group, pace in zip(self.optimizer.param_groups, self.groups, strict=True):
             group["lr"] = options.lr * rate * pace
-        metrics = _step(self.model, self.batches, done - 1, options, accelerator)
+        metrics = _step(self.model, self.batches, number - 1, options, accelerator)
         norm = accelerator.clip_grad_norm_([weight for group in self.groups.values() for weight in group], options.clip)
         with interruptions.deferred():
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
-            self.progress.step(done)
+            self.progress.step(number)
             self.last = metrics["loss"], norm
-            if not any(self.due(done, each) for each in options.intervals):
+            if not any(self.due(number, each) for each in options.intervals):
                 return
             with _peers(accelerator):
                 metrics = _mean_of_all(metrics, accelerator)
             if self.log is None:
                 return
-            gradient = _finite(done, metrics["loss"], norm)
-            if self.due(done, options.report):
+            gradient = _finite(number, metrics["loss"], norm)
+            if self.due(number, options.report):
                 values = {name: round(float(value), 6) for name, value in metrics.items()} | {"gradient": gradient}
                 self.log.write(self.progress.line() | values | {"lr": options.lr * rate})
 
     def validate(self, validate: Validate) -> None:
         assert self.log is not None
         self.model.eval()
-        self.log.write({"step": self.progress.done, "tokens": self.progress.tokens, "validation": validate()})
+        self.log.write({"step": self.progress.number, "tokens": self.progress.tokens, "validation": validate()})
         self.model.train()
 
     def save(self, checkpoints: Checkpoints) -> None:
         """Save the last step, unless the weights may hold values that are not finite."""
         if self.last is not None:
-            _finite(self.progress.done, *self.last)
-        checkpoints.save(self.progress.done, self.progress.seconds)
+            _finite(self.progress.number, *self.last)
+        checkpoints.save(self.progress.number, self.progress.seconds)
 
 
 @contextmanager
@@ -217,10 +217,10 @@ def _adamw(groups: dict[float, list[torch.nn.Parameter]], options: LoopOptions) 
     return torch.optim.AdamW(parts, lr=options.lr, betas=betas, weight_decay=options.weight_decay)
 
 
-def _finite(done: int, loss: Tensor, norm: Any) -> float:
+def _finite(number: int, loss: Tensor, norm: Any) -> float:
     """The gradient's norm. Raises if it or the loss is not finite: all later weights and losses would be NaN."""
     if not (math.isfinite(float(loss)) and math.isfinite(float(norm))):
-        raise ForedraftError(f"The loss or its gradient is not finite at step {done}; try a lower --lr.")
+        raise ForedraftError(f"The loss or its gradient is not finite at step {number}; try a lower --lr.")
     return float(norm)
 
 

@@ -101,5 +101,5 @@ class LoopOptions:
         rise = max(1, round(self.warmup * steps))
         if step < rise:
             return (step + 1) / rise
-        done = (step - rise) / max(1, steps - rise)
-        return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+        progress = (step - rise) / max(1, steps - rise)
+        return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))

@@ -18,9 +18,9 @@ class SpeedMeter:
         self._latest = (0.0, 0.0)
         self._updates = -1
 
-    def update(self, done: float) -> None:
+    def update(self, amount: float) -> None:
         """Note how much is done now."""
-        self._latest = now, _ = time.perf_counter(), done
+        self._latest = now, _ = time.perf_counter(), amount
         self._updates += 1
         if not self._marks or now - self._marks[-1][0] >= 1.0:
             self._marks.append(self._latest)

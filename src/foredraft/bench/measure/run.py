@@ -142,13 +142,13 @@ class Bench:
             self._host.encode([{"role": "user", "content": "Hello"}])
         self._existing = read_existing(path, settings)
 
-    def run(self, groups: Sequence[PromptBatch], report: Report = lambda done, count, what: None) -> None:
+    def run(self, groups: Sequence[PromptBatch], report: Report = lambda completed, count, what: None) -> None:
         """Run the missing groups. Failed prompts are recorded, and retried by the next ``Bench``."""
         names = [arm.name for arm in self._arms]
-        done = {(run.arm, run.unit) for run in self._existing.runs if not run.error}
+        finished = {(run.arm, run.unit) for run in self._existing.runs if not run.error}
         able = {group.batch: [arm.name for arm in self._arms if arm.max_batch >= group.batch] for group in groups}
         model = self._settings.model
-        left = [group for group in groups if not done.issuperset(group.runs(model, able[group.batch]))]
+        left = [group for group in groups if not finished.issuperset(group.runs(model, able[group.batch]))]
         if not left:
             return
         self._warm_up(left)
@@ -222,10 +222,10 @@ class Bench:
             category=asks[0].category if len({ask.category for ask in asks}) == 1 else "",
             lossless=arm.lossless,
         )
-        done = self._try(arm, [prompt for _, prompt in turns], params)
-        if isinstance(done, str):
-            return replace(run, error=done)
-        prompts, call = done
+        outcome = self._try(arm, [prompt for _, prompt in turns], params)
+        if isinstance(outcome, str):
+            return replace(run, error=outcome)
+        prompts, call = outcome
         counts = {name: getattr(call.stats, name) for name in _COUNTS}
         outputs = tuple(self._output(*each) for each in zip(asks, prompts, call.tokens, strict=True))
         return replace(run, **counts, forwards=call.stats.target_forwards, decoded=call.decoded, outputs=outputs)

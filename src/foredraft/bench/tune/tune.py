@@ -235,8 +235,8 @@ class Tuner:
                 rates: dict[Generator, float] = {}
                 for repeat in range(3):  # the first repeat is a warm-up
                     for each in (self._plain, generator):
-                        done = [each.batch(call, config.params) for call in calls]
-                        rate = sum(map(_tokens, done)) / sum(map(_longest, done))
+                        results = [each.batch(call, config.params) for call in calls]
+                        rate = sum(map(_tokens, results)) / sum(map(_longest, results))
                         rates[each] = max(rate, rates.get(each, 0.0) if repeat > 1 else 0.0)
                 found.append(BatchPoint(batch, rates[generator] / rates[self._plain]))
         finally:

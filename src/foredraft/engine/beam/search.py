@@ -207,7 +207,7 @@ def beam_search(
     beams = Beams.start(rules)
     cache = BeamCache(target, rules.history, [len(prompt) for prompt in prompts], width)
     active = list(range(len(prompts)))
-    done: list[tuple[int, Beams]] = []
+    ended: list[tuple[int, Beams]] = []
     for step in range(int(rules.limits.max())):
         paths = beam_paths(beams, rules, step)
         grown = grow(beams, cache.forward(paths.tree), paths, rules, step)
@@ -218,7 +218,7 @@ def beam_search(
             raise NumericsError(f"The model returned NaN or +inf logits {step} tokens after the prompts.")
         over = [i for i, line in enumerate(table) if line[width]]
         stay = [i for i, line in enumerate(table) if not line[width]]
-        done += [(active[i], beams.select(slice(i, i + 1))) for i in over]
+        ended += [(active[i], beams.select(slice(i, i + 1))) for i in over]
         if not stay:
             break
         cache.move([i * width + parent for i in stay for parent in table[i][:width]])
@@ -226,7 +226,7 @@ def beam_search(
             active = [active[i] for i in stay]
             beams = beams.select(torch.tensor(stay, device=target.device))
             rules = Rules.of(target, [prompts[i] for i in active], options, eos)
-    return [hypotheses(found, options.num_return_sequences, decode) for _, found in sorted(done, key=lambda d: d[0])]
+    return [hypotheses(found, options.num_return_sequences, decode) for _, found in sorted(ended, key=lambda d: d[0])]
 
 
 def grow(beams: Beams, logits: Float[Tensor, "N 1 V"], paths: Paths, rules: Rules, step: int) -> Grown:

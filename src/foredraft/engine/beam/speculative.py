@@ -257,7 +257,7 @@ def speculative_beam_search(
     draft_beam: DraftBeam | None = None
     if max(sizes) < draft.max_length:
         draft_beam = DraftBeam(draft, history, sizes, width, target.vocab_size)
-    done: list[Search] = []
+    ended: list[Search] = []
     while searches:
         roots = torch.cat([search.roots() for search in searches])
         depth = min(options.num_assistant_tokens, max(search.left for search in searches) - 1)
@@ -277,7 +277,7 @@ def speculative_beam_search(
             own = slice(start, start + width)
             found = search.replay(logits[own], children[own])
             if found.over:
-                done.append(search)
+                ended.append(search)
                 continue
             stay.append(search)
             parents += [start + origin for origin in found.origins]
@@ -287,5 +287,5 @@ def speculative_beam_search(
             for side in (cache, draft_beam):
                 if side is not None:
                     side.move(parents, paths)
-    done.sort(key=lambda search: search.index)
-    return [hypotheses(search.beams, options.num_return_sequences, decode) for search in done]
+    ended.sort(key=lambda search: search.index)
+    return [hypotheses(search.beams, options.num_return_sequences, decode) for search in ended]

@@ -107,8 +107,8 @@ class ResponseRenderer(TurnRenderer):
         where = {"item_id": call.id, "output_index": place}
         yield self._item("added", place, call.model_copy(update={"arguments": "", "status": "in_progress"}))
         yield self._new(ArgumentsEvent, "function_call_arguments.delta", **where, delta=call.arguments)
-        done = {"name": call.name, "arguments": call.arguments}
-        yield self._new(ArgumentsEvent, "function_call_arguments.done", **where, **done)
+        fields = {"name": call.name, "arguments": call.arguments}
+        yield self._new(ArgumentsEvent, "function_call_arguments.done", **where, **fields)
         yield self._item("done", place, call)
 
     def _items(self, text: str, calls: Seq[CalledFunction], result: Result, logprobs: list[TokenLogprob]) -> Output:

@@ -60,7 +60,7 @@ class TrainBatches:
         first = (number * processes + index) * options.batch
         windows = [self._window(place, options.seed) for place in range(first, first + options.batch)]
         batch = self._read(windows, options.seed + 1_000_003 * (number * processes + index) + 1, self._taps)
-        return replace(batch, done=number // options.accumulate / self.steps(options, processes))
+        return replace(batch, progress=number // options.accumulate / self.steps(options, processes))
 
     def held_out(self, count: int, taps: tuple[int, ...] | None = None) -> list[TrainBatch]:
         """Held-out batches of one window each; ``taps`` defaults to the recipe's."""

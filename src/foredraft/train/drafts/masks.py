@@ -154,7 +154,7 @@ class MaskRecipe(Recipe[Masked]):
         masks = gates.sample(batch.rng()) if self.training else self._final(batch.tokens)
         metrics = self._teacher(batch, self.net.states(batch.tokens, masks), self._head)
         shares = gates.shares()
-        price = self.net.lagrange.penalty(shares, min(1.0, batch.done / self._rise))
+        price = self.net.lagrange.penalty(shares, min(1.0, batch.progress / self._rise))
         opened = {f"open_{name}": share.detach().mean() for name, share in shares._asdict().items()}
         return {**metrics, "loss": metrics["loss"] + price, "distil": metrics["loss"].detach(), **opened}
 

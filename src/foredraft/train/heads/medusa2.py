@@ -54,9 +54,9 @@ class Options(heads.Options):
         if not (self.weight > 0 and self.pace > 0):
             raise OptionError("weight and pace must be above 0.")
 
-    def weight_at(self, done: float) -> float:
+    def weight_at(self, progress: float) -> float:
         """Weight of the heads' loss when this fraction of the training is done."""
-        risen = min(1.0, (done - self.alone) / self.ramp) if self.ramp else 1.0
+        risen = min(1.0, (progress - self.alone) / self.ramp) if self.ramp else 1.0
         return self.weight * math.sin(risen * math.pi / 2)
 
 
@@ -99,14 +99,14 @@ class Medusa2Recipe(Recipe[Joint]):
         self._heads = heads.AheadRecipe(net.head, options)
 
     def forward(self, batch: TrainBatch) -> dict[str, Tensor]:
-        joint = batch.done >= self._options.alone
+        joint = batch.progress >= self._options.alone
         self.net.model.requires_grad_(joint)
         states = self.net.states(batch.tokens)
         metrics = self._heads(replace(batch, hidden={FINAL: states}))
         if not joint:
             return metrics
         own = recompute(self._options.recompute, self._own, batch, states)
-        total = own + self._options.weight_at(batch.done) * metrics["loss"]
+        total = own + self._options.weight_at(batch.progress) * metrics["loss"]
         return {**metrics, "loss": total, "own_loss": own.detach(), "heads_loss": metrics["loss"].detach()}
 
     def _own(self, batch: TrainBatch, states: Float[Tensor, "B T H"]) -> Tensor:
