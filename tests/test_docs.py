@@ -48,6 +48,13 @@ def test_the_terminal_shows_the_command_that_made_it():
     assert all(line in svg.replace("\xa0", " ") for line in command.splitlines())
 
 
+def test_the_tour_is_the_way_of_a_request():
+    tour = benchmark("tour")
+    assert tour.missed(tour.traced()) == [], "change STOPS of benchmarks/tour.py"
+    assert len({stop.file for stop in tour.STOPS}) == len(tour.STOPS) <= 15
+    assert tour.FIGURE.read_text("utf-8") == tour.figure(), "stale: python benchmarks/tour.py"
+
+
 def test_the_readme_is_short():
     assert (ROOT / "README.md").read_text("utf-8").count("\n") < 150
 
