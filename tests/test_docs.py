@@ -87,7 +87,10 @@ def test_every_room_has_a_line_in_the_architecture():
 def test_the_terms_of_the_glossary_are_used():
     glossary = ROOT / "docs" / "glossary.md"
     terms = re.findall(r"^\*\*([^*]+)\.\*\*", glossary.read_text("utf-8"), re.MULTILINE)
-    texts = [*(ROOT / "src").rglob("*.py"), *(page for page in PAGES if page not in (glossary, ROOT / "docs" / "log.md"))]
+    texts = [
+        *(ROOT / "src").rglob("*.py"),
+        *(page for page in PAGES if page not in (glossary, ROOT / "docs" / "log.md")),
+    ]
     used = "\n".join(path.read_text("utf-8") for path in texts).lower().replace("_", " ")
     assert len(terms) > 30 and [term for term in terms if term.lower() not in used] == []
 

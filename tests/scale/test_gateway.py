@@ -42,7 +42,7 @@ class Pair:
             count += 1
             yield message
 
-    async def everyone(self, call: AsgiRequest) -> Mapping[str, Seq[Message]]:
+    async def all_replicas(self, call: AsgiRequest) -> Mapping[str, Seq[Message]]:
         found = {}
         for name, server in self.servers.items():
             found[name] = [each async for each in server.answer(call)]

@@ -123,7 +123,7 @@ def check_bits(
 
 
 def _rows(prompts: list[list[int]], count: int) -> list[list[int]]:
-    """The texts of so many rows: the prompts, then the prompts without their last tokens."""
+    """The texts of ``count`` rows: the prompts, then the prompts without their last tokens."""
     return [
         prompt[: max(len(prompt) - number // len(prompts), 1)]
         for number in range(count)

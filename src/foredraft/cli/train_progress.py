@@ -9,7 +9,8 @@ from foredraft.cli.console import errors
 class Progress:
     """Shows log lines: on a terminal in the status line that ``update`` changes, as lines elsewhere.
 
-    ``answers``, ``of``: so many of the target's answers are written; ``kept``: the last line of an interrupted run.
+    ``answers``, ``of``: how many of the target's answers are written, and how many there will be; ``kept``: the last
+    line of an interrupted run.
     """
 
     def __init__(self) -> None:

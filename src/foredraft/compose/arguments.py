@@ -163,7 +163,7 @@ def _in_parts(options: Mapping[str, Any] | None, tensor_parallel: int) -> Mappin
     """The options of ``from_pretrained`` for a target of which each of these processes loads a part.
 
     Raises:
-        OptionError: this is not one of so many processes.
+        OptionError: ``tensor_parallel`` is not the number of processes.
     """
     if tensor_parallel == 1:
         return options

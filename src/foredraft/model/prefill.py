@@ -13,7 +13,7 @@ from foredraft.model.kv.cache import SlotCache
 
 CATCH_UP = 16
 """Rows further behind than this many tokens catch up in their own forward, so that the others need no padding. On an
-accelerator, a step always reads so many: shapes that repeat are worth more than a narrow forward."""
+accelerator, a step always reads this many: shapes that repeat are worth more than a narrow forward."""
 CHUNK = 512
 """Most tokens per row and forward; bounds the masks and activations of a long prompt."""
 

@@ -82,7 +82,7 @@ class ReadRows:
         self.count.update((row, end - view.slack) for row, end in zip(view.rows, ends, strict=True))
 
     def prepare(self, view: View, slots: int) -> None:
-        """Make room for rows of so many slots, in the first rows of the buffers; clear new ones."""
+        """Make room for rows of ``slots`` slots, in the first rows of the buffers; clear new ones."""
         rows, cache = view.rows, self._cache
         if not any(self.count.values()) and cache.slots > bucket(max(slots, view.kv_size.slots)):
             cache.clear()  # of longer requests; none of them is in flight

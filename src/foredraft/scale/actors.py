@@ -43,7 +43,7 @@ def actor_count(wanted: int) -> int:
 def by_actors(
     load: Callable[[], Generator], options: BatchOptions, count: int
 ) -> Callable[[Iterable[Numbered]], Iterator[Answered]]:
-    """Answer requests by ``count`` actors of the connected cluster, in order. An actor that dies is started anew.
+    """Answer requests by ``count`` actors of the connected cluster, in order. An actor that dies is started again.
 
     Args:
         load: makes a generator, in each actor.

@@ -151,7 +151,7 @@ class BatchAnswers:
             found = error or ApiError(500, "The request was not run.")
             return found.status, json.loads(found.text())
         answer = entry.renderer.whole([self._generator.result_of(sequence) for sequence in entry.sequences])
-        # acceptance depends on the policy, hence on clocks
+        # acceptance depends on the policy, and so on clocks
         return 200, json.loads(answer.model_dump_json(exclude_unset=True, exclude={"metrics"}))
 
 

@@ -23,7 +23,7 @@ _WITHOUT_WEIGHTS = ("none", "prompt_lookup", "max_gram")
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is asked for: so many requests at once, each with so many tokens (prompt and output).
+    """What is asked for: requests at once, and tokens of each (prompt and output).
 
     ``draft_nodes``: the most nodes that a drafter proposes in a step.
     """

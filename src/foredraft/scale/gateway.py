@@ -35,7 +35,7 @@ class Replicas(Protocol):
         """
         ...
 
-    async def everyone(self, call: AsgiRequest) -> Mapping[str, Seq[Message]]:
+    async def all_replicas(self, call: AsgiRequest) -> Mapping[str, Seq[Message]]:
         """The answers of all replicas, by their names; those that do not answer are left out."""
         ...
 
@@ -63,7 +63,7 @@ class Gateway:
         call = AsgiRequest.of(scope, await _body(receive))
         try:
             if scope["path"] in ("/metrics", "/live"):
-                answer = _merge_responses(await self._replicas.everyone(call), scope["path"])
+                answer = _merge_responses(await self._replicas.all_replicas(call), scope["path"])
             else:
                 answer = await self._of_one(call, send)
         except ApiError as error:

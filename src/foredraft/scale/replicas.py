@@ -110,7 +110,7 @@ class HandleReplicas:
         finally:
             response.cancel()
 
-    async def everyone(self, call: AsgiRequest) -> Mapping[str, Seq[Message]]:
+    async def all_replicas(self, call: AsgiRequest) -> Mapping[str, Seq[Message]]:
         try:
             found = await self._handle.broadcast("whole", call).results_async(timeout_s=10, return_exceptions=True)
         except (*_LOST, TimeoutError):

@@ -1,1 +1,1 @@
-"""An OpenAI-compatible server around a ``Generator``; the only door to fastapi, uvicorn and prometheus_client."""
+"""An OpenAI-compatible server around a ``Generator``; only it imports fastapi, uvicorn and prometheus_client."""

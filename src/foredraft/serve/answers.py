@@ -128,7 +128,7 @@ class Delta(Answer):
 
 
 class DraftedPiece(Answer):
-    """Text of a choice, its number of tokens, and who drafted it; "target": nobody."""
+    """Text of a choice, its number of tokens, and the drafter that proposed it, or "target"."""
 
     text: str
     by: Literal["target", "drafter", "prediction"]

@@ -105,7 +105,7 @@ class _ForkServer:
             with connection:
                 _call(connection, self._context)
             status = 0
-        except BrokenPipeError:  # nobody waits any more
+        except BrokenPipeError:  # the caller is gone
             pass
         finally:
             os._exit(status)

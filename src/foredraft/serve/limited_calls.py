@@ -20,7 +20,7 @@ from typing import Any
 STATUS = struct.Struct("<i")
 """How a child ended, as ``os.waitpid`` says it."""
 CALL, PAUSABLE_CALL, PAUSE, RESUME = b"c", b"p", b"s", b"r"
-"""What the fork server is told; calls come with their connection."""
+"""Commands of the fork server; calls come with their connection."""
 _STOP_SECONDS = 5.0
 _NICENESS = 10
 """A tenth of the time of a core that something else wants."""
@@ -81,7 +81,7 @@ class LimitedCalls:
             return await self._run(kind, call)
 
     def pause(self) -> None:
-        """Stop the pausable calls that run now; their CPU time stands still."""
+        """Stop the pausable calls that run now; they use no CPU time."""
         self._tell(PAUSE)
 
     def resume(self) -> None:

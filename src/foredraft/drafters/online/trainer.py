@@ -155,7 +155,7 @@ class OnlineTrainer:
         }
 
     def resume(self, state: dict[str, Any]) -> None:
-        """Continue from a ``state``; if the options differ, the optimizer starts afresh.
+        """Continue from a ``state``; if the options differ, the optimizer starts again.
 
         Raises:
             KeyError, RuntimeError, ValueError: not a state, or the state of another network.

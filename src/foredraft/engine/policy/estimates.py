@@ -27,7 +27,7 @@ class AcceptanceModel:
 
     FADE, BATCH, MOST = 0.9996, 12, 96  # per child; children of the first batches, and of later ones
     PRIOR = Features(0.0, 1.0, 0.0, 0.0)
-    PRECISION = np.diag([2.0, 8.0, 4.0, 4.0])  # of the prior: about the information of so many tokens
+    PRECISION = np.diag([2.0, 8.0, 4.0, 4.0])  # of the prior: about the information of as many tokens
 
     def __init__(self, prior: Features = PRIOR) -> None:
         self.weights = self._prior = prior
@@ -149,7 +149,7 @@ class Pace:
     passed: float = 1.0
     pays: bool = True  # drafting, as far as is known
     since: int = 0  # steps since the last trial of what pays less
-    wait: int = 16  # at most so many to the next one, twice as many each time
+    wait: int = 16  # most steps to the next one; doubles each time
     trial: int = 0  # steps of this trial that are left
 
     @property

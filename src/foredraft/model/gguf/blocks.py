@@ -121,7 +121,7 @@ def dequantize(kind: BlockType, data: UInt8[Tensor, "O bytes"], dtype: torch.dty
 
 
 def _slices(blocks: int, values: int) -> Iterator[slice]:
-    """Slices over blocks of so many weights that have ``_PART`` weights each."""
+    """Slices over blocks of ``values`` weights, with ``_PART`` weights each."""
     step = _PART // values
     return (slice(first, first + step) for first in range(0, blocks, step))
 

@@ -95,7 +95,7 @@ def first_token_of(config: Any) -> int:
 def why_eager(model: PreTrainedModel) -> str | None:
     """Why the model's forward cannot be recorded and replayed; None if nothing is known against it."""
     if any("dynamic" in str(part.get("rope_type")) for part in _ropes(model.config.get_text_config())):
-        return "its rotary embedding is computed anew on the host when the text grows (rope_type dynamic)"
+        return "its rotary embedding is computed again on the host when the text grows (rope_type dynamic)"
     if (model.tp_size or 1) > 1:
         return "its parts exchange states between layers (tensor parallelism)"
     return None

@@ -29,7 +29,7 @@ class Layout:
 
     kinds: Mapping[str, int | None]
     by_type: bool
-    chunked: frozenset[str] = frozenset()  # layer types that attend within chunks of so many positions
+    chunked: frozenset[str] = frozenset()  # layer types that attend within chunks, of ``kinds`` positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class StepIn:
         return self.tokens.shape[1] <= MAX_TABLE_NODES
 
     def within(self, slots: int) -> "StepIn":
-        """The same step over at most so many slots, as a cache has."""
+        """The same step over at most ``slots`` slots, as a cache has."""
         return self if self.kv_extent <= slots else replace(self, kv_extent=slots)
 
 

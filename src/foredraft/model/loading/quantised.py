@@ -123,7 +123,7 @@ def native_model(
 
     Args:
         model: on the meta device, for config and names.
-        weights: int4, int8, or auto, which is int8. What a GGUF file has in codes of so many bits or fewer stays as it
+        weights: int4, int8, or auto, which is int8. What a GGUF file has in codes of as many bits or fewer stays as it
             is.
         kv_cache_dtype: of keys and values, by default float16.
     """
@@ -179,7 +179,7 @@ def native_reading(kind: str, *, kept: bool) -> str:
 
 
 def _source_of_file(file: GgufWeights, bits: int) -> Source:
-    """Codes of at most so many bits as they are, of any for embedding and output layer; the rest as floats."""
+    """Codes of at most ``bits`` bits as they are, of any for embedding and output layer; the rest as floats."""
 
     def source(name: str) -> Tensor | Codes | None:
         if name not in names:

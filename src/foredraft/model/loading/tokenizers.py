@@ -83,7 +83,7 @@ def tokenizer_for(tokenizer: Any, name: str, path: str, given: Mapping[str, Any]
         found = _TOKENIZER_FILES if "gguf_file" not in given else ()
         if any(_has_file(path, file, given) for file in found):
             raise ModelError(
-                f"Cannot load the tokenizer of {name!r}: {first_line(error).rstrip('.:')}; mend its files, or pass "
+                f"Cannot load the tokenizer of {name!r}: {first_line(error).rstrip('.:')}; repair its files, or pass "
                 "tokenizer=... to load."
             ) from error
         _log.warning("%s has no tokenizer (%s): prompts must be token ids.", name, first_line(error).rstrip(".:"))

@@ -172,7 +172,7 @@ def _activation(config: Any) -> str:
 
 
 def _rotary_of(model: PreTrainedModel) -> Any:
-    """The rotary embedding, made anew if the model has no data."""
+    """The rotary embedding, rebuilt if the model has no data."""
     found: nn.Module = next(module for name, module in model.named_modules() if name.endswith("rotary_emb"))
     if any(each.is_meta for each in found.buffers()):
         rebuild: Any = type(found)

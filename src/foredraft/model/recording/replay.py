@@ -227,7 +227,7 @@ class Recorder(Replay, ABC):
         for buffer, tensor in zip(buffers, tensors, strict=True):
             if buffer is not None:
                 buffer[:rows] = tensor
-        result: list[Any] = [None]  # of one length: compiled code is made anew where lengths change
+        result: list[Any] = [None]  # of one length: code is compiled again where lengths change
 
         def flat(*values: Tensor) -> list[Tensor]:
             found: list[Tensor] = []

@@ -1,4 +1,4 @@
-"""Grammars compiled for a tokenizer, and where a request stands in one: the only door to xgrammar.
+"""Grammars compiled for a tokenizer, and the state of a request in one: the only module that imports xgrammar.
 
 Masks have a bit for each token of the target, padding included, and one more: the bit of ``end``, which is no token,
 is set where the output is complete. So a request without end-of-sequence ids can end too.
@@ -59,7 +59,7 @@ class CompiledGrammar:
 
 
 class Matcher:
-    """Where an output stands in its grammar.
+    """The state of an output in its grammar.
 
     Args:
         delay_seconds: the time that it may take in all, beyond ``_TOKEN_SECONDS`` a token; see ``masks``.

@@ -55,7 +55,7 @@ class AnswerOptions:
     batch: int = 32
 
     def params(self, seed: int, generated: int = 0) -> SamplingParams:
-        """For an answer of which so many tokens exist."""
+        """For an answer of which ``generated`` tokens exist."""
         return SamplingParams(max_new_tokens=self.new_tokens - generated, temperature=self.temperature, seed=seed)
 
 
