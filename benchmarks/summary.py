@@ -14,6 +14,7 @@ import engines
 import heads_summary
 import policy_tables
 import prediction
+import real_model
 import serving
 import step
 from method_tables import TABLES
@@ -218,6 +219,7 @@ def pages() -> dict[Path, str]:
         "docs/native.md": every,
         "docs/methods/README.md": {"methods": methods()},
         "docs/results.md": {
+            "real": real_model.methods(),
             "policy": policy(cells, _made(cells)),
             "tune": predictions(),
             "speed": markdown(read(RESULTS)),
