@@ -9,7 +9,7 @@ from torch import Tensor
 from foredraft.core.draft import Draft, Verdict
 from foredraft.core.drafter import Drafter, KVSize, StepOut, View
 
-Hidden = Mapping[int, Float[Tensor, "1 T H"]]
+Hidden = Mapping[int, Float[Tensor, "1 F G"]]
 
 
 class CompositeDrafter(Drafter):

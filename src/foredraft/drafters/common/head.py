@@ -48,7 +48,7 @@ class HeadDrafter(Drafter, Generic[S]):
         self._state.fork(row, source, length)
 
     @torch.inference_mode()
-    def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
+    def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 F G"]]) -> None:
         self._state.admit(row, hidden)
 
     @torch.inference_mode()

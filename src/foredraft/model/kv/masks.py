@@ -40,7 +40,7 @@ class Visible:
     """
 
     begin: Int[Tensor, "B N"] | None
-    end: Int[Tensor, "B N"] | Int[Tensor, "B 1"]
+    end: Int[Tensor, "B #N"]
     base: Int[Tensor, "B 1"]
     tree: Bool[Tensor, "B N T"] | None = None
 
