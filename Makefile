@@ -34,7 +34,7 @@ bench: $(VENV)/.stamp-core ## compare the speed-up with the recorded one: a minu
 	scripts/bench
 
 clean: ## remove .venv and everything that tools have left
-	rm -rf $(VENV) build dist .pytest_cache .hypothesis .ruff_cache .import_linter_cache
+	rm -rf $(VENV) build dist .cache .pytest_cache .hypothesis .ruff_cache .import_linter_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.stamp-core: $(INPUTS)
