@@ -32,7 +32,7 @@ EXAMPLES = (
 @flags(choice=MODEL)
 def command(
     source: Annotated[Path, typer.Argument(metavar="IN", help="Requests, one JSON object a line.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="BatchAnswers, in the same order.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Answers, in the same order.")],
     *,
     name: Annotated[str | None, typer.Option(metavar="TEXT", help=_NAME)] = None,
     seed: Annotated[int, typer.Option(metavar="INT", help=_SEED)] = 0,

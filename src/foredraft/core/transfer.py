@@ -20,7 +20,7 @@ def to_device(values: Sequence[int] | Sequence[Sequence[int]], device: torch.dev
 
 @final
 class HostCopy:
-    """A copy of a tensor on the host. On CUDA it takes its turn in the stream when this is pinned, so ``wait`` does not
+    """A copy of a tensor on the host. On CUDA it takes its turn in the stream when this is made, so ``wait`` does not
     wait for work that is launched afterwards. Of other devices it is the tensor itself, which is copied when it is
     read."""
 

@@ -177,9 +177,8 @@ class Tuner:
         self, trials: list[Configuration], prompts: Sequence[list[int]], config: TuneConfig
     ) -> list[Configuration]:
         """Run the best of each family, then the next best, and the best family with its default schedule."""
-        distinct: dict[
-            tuple[str, StepPrediction], Configuration
-        ] = {}  # equal predictions: larger sizes never drafted more
+        # equal predictions: larger sizes never drafted more
+        distinct: dict[tuple[str, StepPrediction], Configuration] = {}
         best: dict[str, Configuration] = {}
         for trial in trials:
             distinct.setdefault((trial.family, trial.predicted), trial)
