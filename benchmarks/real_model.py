@@ -14,13 +14,14 @@ import random
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from origin import origin_line
 from reading import quartiles
 
 from foredraft.bench.measure.records import Run, RunFile, read_runs
+from foredraft.bench.measure.summary import acceptance_length, grouped, pairs, ratios
 
 RESULTS = Path(__file__).resolve().parent / "results" / "real_model.jsonl"
 TASKS = {
@@ -106,11 +107,8 @@ def repeats_of(path: Path) -> Path:
 
 
 def length(runs: Iterable[Run]) -> float:
-    """Tokens per forward of the target."""
-    forwards = accepted = 0
-    for run in runs:
-        forwards, accepted = forwards + run.forwards, accepted + run.accepted
-    return 1 + accepted / forwards if forwards else 1.0
+    """Tokens per forward of the target; 1 without forwards."""
+    return acceptance_length(runs) or 1.0
 
 
 def interval(runs: Sequence[Run]) -> tuple[float, float]:
@@ -118,22 +116,6 @@ def interval(runs: Sequence[Run]) -> tuple[float, float]:
     chosen = random.Random(0)
     found = sorted(length(chosen.choices(runs, k=len(runs))) for _ in range(SAMPLES))
     return found[int(0.025 * SAMPLES)], found[int(0.975 * SAMPLES)]
-
-
-def speed_ups(runs: Iterable[Run], plain: dict[tuple, Run]) -> list[float]:
-    """Speed over plain decoding of the same prompts, after prefill."""
-    return [run.speed / plain[run.unit].speed for run in runs if run.unit in plain and plain[run.unit].speed]
-
-
-def cells(file: RunFile) -> Iterator[tuple[float, str, list[Run], list[float]]]:
-    """Temperature, arm, runs and speed-ups, in the order of the arms."""
-    runs = [run for run in file.runs if not run.error]
-    plain = {run.unit: run for run in runs if run.arm == "none"}
-    for temperature in sorted({run.temperature for run in runs}):
-        for arm in dict.fromkeys(run.arm for run in runs):
-            own = [run for run in runs if (run.arm, run.temperature) == (arm, temperature)]
-            if own:
-                yield temperature, arm, own, speed_ups(own, plain)
 
 
 def by_position(runs: Sequence[Run]) -> str:
@@ -148,21 +130,22 @@ def by_position(runs: Sequence[Run]) -> str:
 def methods(path: Path = RESULTS) -> str:
     """Speed-up and acceptance of every arm, with one table for each temperature."""
     file, parts = read_runs(path), []
+    every = [pair for own in pairs(file, "none").values() for pair in own]
+    tasks = list(dict.fromkeys(run.task for run in file.runs))
     for temperature in sorted({run.temperature for run in file.runs}):
-        tasks = list(dict.fromkeys(run.task for run in file.runs))
         head = ["arm", "speed-up", "acceptance length", "by position", "drafting, ms", *tasks]
         lines = [head, ["---", *["---:"] * (len(head) - 1)]]
-        for at, arm, runs, ratios in cells(file):
-            if at != temperature or arm == "none":
-                continue
+        here = [pair for pair in every if pair.run.temperature == temperature and pair.run.arm != "none"]
+        for arm, own in grouped(here, lambda pair: pair.run.arm).items():
+            runs = [pair.run for pair in own]
             low, high = interval(runs)
             drafting = 1e3 * sum(run.draft_seconds for run in runs) / sum(run.forwards for run in runs)
-            row = [arm, quartiles(ratios), f"{length(runs):.2f} ({low:.2f} to {high:.2f})"]
+            row = [arm, quartiles(ratios(own)), f"{length(runs):.2f} ({low:.2f} to {high:.2f})"]
             row += [by_position(runs), f"{drafting:.1f}"]
-            for task in tasks:
-                own = [(run, ratio) for run, ratio in zip(runs, ratios, strict=True) if run.task == task]
-                shown = f"{statistics.median(ratio for _, ratio in own):.2f} / {length(run for run, _ in own):.2f}"
-                row.append(shown if own else "")
+            by_task = grouped(own, lambda pair: pair.run.task)
+            for some in (by_task.get(task, []) for task in tasks):
+                speed = statistics.median(ratios(some)) if some else 0.0
+                row.append(f"{speed:.2f} / {length(pair.run for pair in some):.2f}" if some else "")
             lines.append(row)
         title = "Greedy:" if temperature == 0 else f"Temperature {temperature:g}, seeded, shared noise:"
         parts += [title, "", *(f"| {' | '.join(line)} |" for line in lines), ""]
@@ -171,11 +154,9 @@ def methods(path: Path = RESULTS) -> str:
 
 def notes(file: RunFile, path: Path) -> list[str]:
     """What the tables rest on."""
-    runs = [run for run in file.runs if not run.error]
-    plain = {run.unit: run.outputs[0].digest for run in runs if run.arm == "none"}
-    others = [run for run in runs if run.arm != "none" and run.unit in plain]
-    same = sum(run.outputs[0].digest == plain[run.unit] for run in others)
-    prompts = len({(run.task, run.prompts, run.turn) for run in runs})
+    others = [pair for own in pairs(file, "none").values() for pair in own if pair.run.arm != "none"]
+    same = sum(pair.run.outputs[0].digest == pair.baseline.outputs[0].digest for pair in others)
+    prompts = len({(pair.run.task, pair.run.prompts, pair.run.turn) for pair in others})
     repeats = json.loads(repeats_of(path).read_text(encoding="utf-8"))
     shown = ", ".join(f"{task} {share:.2f}" for task, share in repeats.items())
     origin = file.provenance[-1]

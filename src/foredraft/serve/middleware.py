@@ -94,6 +94,18 @@ def _tracer() -> Any:
         return None
 
 
+class _WatchedSend:
+    """Sends, and notes that an answer has ``started``."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.started = False
+
+    async def __call__(self, message: Message) -> None:
+        self.started = True
+        await self._send(message)
+
+
 class BodyLimit:
     """Refuses bodies of more than ``limit`` bytes, with or without a content-length."""
 
@@ -105,7 +117,7 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        size, started = 0, False
+        size, watched = 0, _WatchedSend(send)
 
         async def limited() -> Message:
             nonlocal size
@@ -115,15 +127,10 @@ class BodyLimit:
                 raise _TooLarge
             return message
 
-        async def watched(message: Message) -> None:
-            nonlocal started
-            started = True
-            await send(message)
-
         try:
             await self._app(scope, limited, watched)
         except _TooLarge:
-            if not started:
+            if not watched.started:
                 await ApiError(413, f"The body has more than {self._limit} bytes.").response()(scope, receive, send)
 
 
@@ -144,16 +151,10 @@ class ErrorMiddleware:
         self._failed = failed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        started = False
-
-        async def watched(message: Message) -> None:
-            nonlocal started
-            started = True
-            await send(message)
-
+        watched = _WatchedSend(send)
         try:
             await self._app(scope, receive, watched)
         except Exception as error:
-            if started or scope["type"] != "http":  # the client must see that the answer is not whole
+            if watched.started or scope["type"] != "http":  # the client must see that the answer is not whole
                 raise
             await self._failed(error).response()(scope, receive, send)
