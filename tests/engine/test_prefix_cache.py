@@ -2,10 +2,13 @@
 
 import gc
 import itertools
+import random
 from collections.abc import Sequence as Seq
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 import random_heads as heads
 import runs
@@ -17,8 +20,10 @@ from foredraft.core.errors import NumericsError
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.drafters.online.method import Online
 from foredraft.drafters.online.trainer import Options as OnlineOptions
+from foredraft.core.sampling.stop import StopRules
 from foredraft.engine.generator import Generator
-from foredraft.engine.request import Sequence
+from foredraft.engine.prefix_cache import BLOCK, PrefixCache, block_keys
+from foredraft.engine.request import Request, Sequence
 from foredraft.model.hf.causal_lm import CausalLM
 from foredraft.model.kv.cache import BUCKET
 from runs import tapped
@@ -161,6 +166,75 @@ def test_short_prefixes_are_read_again():
     g = build()
     say(g, [*range(15), *range(40)])
     assert cached(say(g, [*range(15), 50, 51, 52])) == 0
+
+
+def held(prompt: Seq[int], output: Seq[int] = (), tenant: str = "") -> Sequence:
+    params = SamplingParams()
+    sequence = Sequence(Request(tuple(prompt), params, StopRules(9, frozenset())), lambda ids: "", 0, 0, tenant=tenant)
+    sequence.tokens += output
+    return sequence
+
+
+@pytest.mark.parametrize("features", [False, True], ids=["all", "prompts"])
+def test_the_longest_prefix_is_found_as_by_comparing_with_every_row(features: bool):
+    """Outputs grow, rows end, are dropped and are held again; queries end anywhere in a row's text or leave it."""
+    choose = random.Random(5)
+    prefixes, rows = PrefixCache(enabled=True), {}
+    texts = [[choose.randrange(3) for _ in range(90)] for _ in range(3)]
+    text = lambda: [*choose.choice(texts)[: choose.randrange(1, 90)], *choose.choice(texts)[: choose.randrange(1, 30)]]  # noqa: E731
+    found_lengths = set()
+    for _ in range(600):
+        row = choose.randrange(8)
+        action = choose.randrange(4)
+        if action == 0:
+            rows[row] = held(text(), tenant=choose.choice("ab"))
+            states = {0: torch.zeros(1, len(rows[row].prompt) - 1, 1)} if features else {}
+            prefixes.hold(row, rows[row], states, 0)
+        elif action == 1 and row in prefixes:
+            rows[row].tokens += text()[: choose.randrange(20)] if row in prefixes._running else []
+        elif action == 2 and row in prefixes:
+            prefixes.end(row, rows[row])
+        elif choose.randrange(4) == 0:
+            prefixes.drop([row])
+        query, tenant = np.array(text()), choose.choice("ab")
+        best = 0
+        for each in (rows[row] for row in range(8) if row in prefixes and rows[row].tenant == tenant):
+            kept = (each.prompt if features else [*each.prompt, *each.tokens])[:-1]
+            same = next(
+                (i for i, (a, b) in enumerate(zip(kept, query, strict=False)) if a != b), min(len(kept), len(query))
+            )
+            best = max(best, same - (features and same == len(query) < len(kept)))
+        found = prefixes.find(tenant, query, choose.choice([None, block_keys(tenant, query)]))
+        assert (found.length if found else 0) == (best if best >= BLOCK else 0)
+        if found:
+            assert rows[found.row].tenant == tenant and all(each.shape[1] == best for each in found.features.values())
+            found_lengths.add(found.length % BLOCK)
+    assert found_lengths == set(range(BLOCK))
+    prefixes.drop(range(8))
+    assert not prefixes._index and not prefixes._rows and not prefixes._running
+
+
+def test_equal_hashes_of_other_tokens_are_no_hit(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(
+        "foredraft.engine.prefix_cache.block_keys", lambda tenant, tokens, before=None: [7] * (len(tokens) // BLOCK)
+    )
+    prefixes = PrefixCache(enabled=True)
+    prefixes.hold(3, held(range(100)), {}, 0)
+    assert prefixes.find("", np.arange(1, 90)) is None
+    found = prefixes.find("", np.array([*range(40), *range(60)]))
+    assert found and found.length == 40
+
+
+def test_of_rows_that_hold_as_much_the_latest_used_is_taken():
+    prefixes = PrefixCache(enabled=True)
+    for row in (4, 2, 6):
+        prefixes.hold(row, held([*range(50), row]), {}, 0)
+    query = np.array([*range(50), 70])
+    found = prefixes.find("", query)
+    assert found and (found.row, found.length) == (6, 50)
+    prefixes.end(4, held([]))
+    found = prefixes.find("", query)
+    assert found and found.row == 4
 
 
 def test_tenants_do_not_share():

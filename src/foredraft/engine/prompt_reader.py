@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from foredraft.core.drafter import Drafter
 from foredraft.core.transfer import to_device
-from foredraft.engine.prefix_cache import Features, PrefixCache, common_prefix
+from foredraft.engine.prefix_cache import BLOCK, Features, PrefixCache, block_keys
 from foredraft.engine.request import Sequence, fail_all
 from foredraft.model.base import TargetModel
 from foredraft.model.kv.cache import SlotCache
@@ -32,13 +32,14 @@ class _Reading:
 
     ``requests``: those with this prompt, by row. It is read into the first of these rows. ``done``: tokens that the
     cache holds, ``cached`` of them from an earlier request. ``parts``: what the drafter reads of them, from
-    ``Drafter.fuse``; it has seen the first ``shown`` of these. ``seconds``: spent on it so far.
+    ``Drafter.fuse``; it has seen the first ``shown`` of these. ``seconds``: spent on it so far. ``keys``: of its blocks.
     """
 
     requests: dict[int, Sequence]
     ids: np.ndarray
     tokens: Int[Tensor, "T"]
     parts: list[Features]
+    keys: list[int]
     shown: int = 0
     num_read: int = 0
     cached: int = 0
@@ -116,8 +117,9 @@ class PromptReader:
             if reading is None:
                 ids = np.array(sequence.prompt[:-1], dtype=np.int64)
                 tokens = to_device(sequence.prompt[:-1], self.target.device)
+                keys = block_keys(sequence.tenant, ids) if self.prefixes.enabled else []
                 nothing = self.drafter.fuse(self.drafter.needs.states(self.target.empty_hidden()))
-                reading = prompts[_key(sequence)] = _Reading({}, ids, tokens, [nothing])
+                reading = prompts[_key(sequence)] = _Reading({}, ids, tokens, [nothing], keys)
                 added.append(reading)
             reading.requests[row] = sequence
         self._readings = [*self._readings, *added]
@@ -189,7 +191,7 @@ class PromptReader:
         waited, self._waited = self._waited, False
         if self.budget is None:
             return {reading: reading.left for reading in self._readings}
-        readings = [reading for reading in self._readings if not self._follows(reading, _ALONE * self.budget)]
+        readings = self._leading(_ALONE * self.budget)
         most = 0 if busy else _ALONE * self.budget
         shares = {reading: reading.left for reading in readings if reading.left <= most}
         if not busy and not shares:
@@ -211,7 +213,7 @@ class PromptReader:
 
     def _reuse(self, reading: _Reading, begin: Callable[[int], object]) -> None:
         """Take over the beginning of a prompt, if a row holds more of it than was read so far."""
-        found = self.prefixes.find(reading.tenant, reading.ids)
+        found = self.prefixes.find(reading.tenant, reading.ids, reading.keys)
         if found is None or found.length <= reading.num_read:
             return
         if found.row != reading.row:
@@ -223,18 +225,19 @@ class PromptReader:
         reading.num_read = reading.cached = found.length
         self.prefixes.use(found)
 
-    def _follows(self, reading: _Reading, least: int) -> bool:
-        """Whether to wait for another prompt, which is read no later and begins with ``least`` tokens that are needed
-        here, too."""
-        if not self.prefixes.enabled:
-            return False
-        place = self._readings.index(reading)
-        return any(
-            (other.left, index) < (reading.left, place)
-            and other.tenant == reading.tenant
-            and common_prefix(other.ids, reading.ids) >= reading.num_read + least
-            for index, other in enumerate(self._readings)
-        )
+    def _leading(self, least: int) -> list[_Reading]:
+        """The prompts but for those that wait for another one, which is read no later and begins with ``least`` tokens
+        that are needed here, too. Prompts are compared by whole blocks."""
+        if not self.prefixes.enabled or len(self._readings) < 2:
+            return self._readings
+        read: set[int] = set()
+        follow = set()
+        for reading in sorted(self._readings, key=lambda each: each.left):
+            last = -(-(reading.num_read + least) // BLOCK) - 1
+            if last < len(reading.keys) and reading.keys[last] in read:
+                follow.add(reading)
+            read.update(reading.keys)
+        return [reading for reading in self._readings if reading not in follow]
 
     def _forward(self, shares: Mapping[_Reading, int]) -> Exception | None:
         """Read these numbers of tokens of the prompts, those of like length together."""
