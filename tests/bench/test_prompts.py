@@ -1,7 +1,10 @@
 """Prompt files of every kind, and what is said of those that cannot be read."""
 
+import sys
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 from bench_cases import Write
 
@@ -63,6 +66,60 @@ def test_text_is_one_turn_of_a_chat_or_none(write: Write):
     path = write({"text": "a\u2028b"})
     assert read_prompts(path)[0].prompt == "a\u2028b"
     assert read_prompts(path, chat=True)[0].prompt == [user("a\u2028b")]
+
+
+SPEED = {  # a row as SPEED-Bench's prepare_data.py writes it
+    "question_id": "q-1",
+    "category": "coding",
+    "sub_category": "python",
+    "turns": ["Write a loop.", "Make it shorter."],
+    "source": "somewhere",
+    "src_id": None,
+    "difficulty": None,
+    "multiturn": True,
+}
+
+
+def table(path: Path, rows: list[dict]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    return path
+
+
+def test_a_table_of_speed_bench_is_called_by_its_folder(tmp_path: Path):
+    path = table(tmp_path / "speed" / "qualitative" / "test.parquet", [SPEED, {**SPEED, "turns": ["Why?"]}])
+    first, second = read_prompts(path, chat=True)
+    assert (first.task, first.name, first.category, first.num_turns) == ("qualitative", "q-1", "coding", 2)
+    assert second.prompt == [user("Why?")] and second.name == "q-1-2"
+    assert read_prompts(table(tmp_path / "mine.parquet", [{"text": "a", "turns": None}]))[0].prompt == "a"
+
+
+def test_prompts_that_speed_bench_leaves_out_are_not_taken_for_prompts(tmp_path: Path, write: Write):
+    gone = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
+    path = table(tmp_path / "test.parquet", [SPEED, {**SPEED, "turns": [gone]}])
+    with pytest.raises(DataError, match=r"row 2: the file leaves this prompt out; .*prepare_data\.py"):
+        read_prompts(path)
+    with pytest.raises(DataError, match="line 1: the file leaves this prompt out"):
+        read_prompts(write({"turns": ["fine", f"{gone}\n\n{{question}}"]}))
+
+
+def test_a_table_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / "p.parquet"
+    with pytest.raises(DataError, match=r"Cannot read the prompt file .*p\.parquet"):
+        read_prompts(path)
+    path.write_text("text")
+    with pytest.raises(DataError, match=r"p\.parquet is not a Parquet file"):
+        read_prompts(path)
+    with pytest.raises(DataError, match=r"the file has no prompts\."):
+        read_prompts(table(path, []))
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(DataError, match=r"needs the package pyarrow: pip install 'foredraft\[train\]'\."):
+        read_prompts(path)
+
+
+def test_a_question_of_deep_spec_needs_only_its_turns(write: Write):
+    (ask,) = read_prompts(write({"turns": ["What is 2 + 2?"]}, name="gsm8k.jsonl"), chat=True)
+    assert (ask.task, ask.name, ask.category, ask.prompt) == ("gsm8k", "0", "text", [user("What is 2 + 2?")])
 
 
 def test_plain_text_is_parted_by_lines_of_dashes(write: Write):

@@ -1,6 +1,6 @@
-"""Prompt files in common formats: questions with turns, HumanEval, chat messages, plain text."""
+"""Prompt files in common formats: questions with turns, HumanEval, chat messages, plain text, tables of questions."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,9 @@ STANDARD = (
     "The three most important things to know about batteries are",
 )
 """The default prompts."""
+
+LEFT_OUT = "FULL BENCHMARK DATA SHOULD BE FETCHED"
+"""How turns of SPEED-Bench begin whose text its files leave out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,8 @@ def standard_prompts(chat: bool = False) -> list[BenchPrompt]:
 def read_prompts(path: str | Path, chat: bool = False) -> list[BenchPrompt]:
     """Read the prompts of a file.
 
-    ``.jsonl``: objects with ``turns`` (Spec-Bench, EAGLE), ``messages`` (chat), ``prompt`` (HumanEval) or ``text``.
+    ``.jsonl``: objects with ``turns`` (Spec-Bench, EAGLE, DeepSpec), ``messages`` (chat), ``prompt`` (HumanEval) or
+    ``text``. ``.parquet``: a table with these columns (SPEED-Bench, as its ``prepare_data.py`` writes it).
     Any other file: plain text; lines of ``---`` separate prompts.
 
     Args:
@@ -73,6 +77,17 @@ def read_prompts(path: str | Path, chat: bool = False) -> list[BenchPrompt]:
         DataError: the file cannot be read; the message names file, line and field.
     """
     path = Path(path)
+    found = list(_read(path))
+    if not found:
+        raise DataError(f"{path}: the file has no prompts.")
+    task = path.resolve().parent.name if path.name in ("question.jsonl", "test.parquet") else path.stem
+    names = _unique_names([prompt.name or str(i) for i, prompt in enumerate(found)])
+    return [_in_chat(replace(prompt, task=task, name=name), chat) for name, prompt in zip(names, found, strict=True)]
+
+
+def _read(path: Path) -> Iterable[BenchPrompt]:
+    if path.suffix == ".parquet":
+        return (_prompt(where, row) for where, row in _table(path))
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -80,12 +95,25 @@ def read_prompts(path: str | Path, chat: bool = False) -> list[BenchPrompt]:
         raise DataError(f"{path}, line {line}: not valid UTF-8.") from None
     except OSError as error:
         raise DataError(f"Cannot read the prompt file {path}: {error.strerror}.") from None
-    found = list(_lines(path, text) if path.suffix == ".jsonl" else _parts(text))
-    if not found:
-        raise DataError(f"{path}: the file has no prompts.")
-    task = path.resolve().parent.name if path.name == "question.jsonl" else path.stem
-    names = _unique_names([prompt.name or str(i) for i, prompt in enumerate(found)])
-    return [_in_chat(replace(prompt, task=task, name=name), chat) for name, prompt in zip(names, found, strict=True)]
+    if path.suffix == ".jsonl":
+        return (_prompt(where, row) for where, row in json_lines(path, text))
+    return _parts(text)
+
+
+def _table(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (location, row) for each row of a Parquet file, without its empty cells."""
+    try:
+        from pyarrow import parquet
+    except ImportError:
+        raise DataError(f"{path} needs the package pyarrow: pip install 'foredraft[train]'.") from None
+    try:
+        rows = parquet.read_table(path).to_pylist()
+    except OSError as error:
+        raise DataError(f"Cannot read the prompt file {path}: {error.strerror or error}.") from None
+    except ValueError as error:
+        raise DataError(f"{path} is not a Parquet file ({error}).") from None
+    for number, row in enumerate(rows, start=1):
+        yield f"{path}, row {number}", {name: value for name, value in row.items() if value is not None}
 
 
 def _unique_names(names: Sequence[str]) -> list[str]:
@@ -112,10 +140,6 @@ def _parts(text: str) -> Iterator[BenchPrompt]:
             yield BenchPrompt(joined, (joined,), "text")
 
 
-def _lines(path: Path, text: str) -> Iterator[BenchPrompt]:
-    return (_prompt(where, row) for where, row in json_lines(path, text))
-
-
 def _prompt(where: str, row: dict[str, Any]) -> BenchPrompt:
     about: dict[str, Any] = {
         "category": _first_of(row, ("category", "task_id"), "text").partition("/")[0],
@@ -131,6 +155,8 @@ def _prompt(where: str, row: dict[str, Any]) -> BenchPrompt:
         turns = row["turns"]
         if not (isinstance(turns, list) and turns and all(isinstance(turn, str) and turn for turn in turns)):
             raise DataError(f"{where}: turns must be a list of non-empty strings.")
+        if any(turn.startswith(LEFT_OUT) for turn in turns):
+            raise DataError(f"{where}: the file leaves this prompt out; SPEED-Bench's prepare_data.py writes it whole.")
         return BenchPrompt(turns[0], tuple(turns), **about)
     for field in ("prompt", "text"):
         if field in row:
