@@ -21,7 +21,7 @@ SHORT = (
 
 def tables(lines: dict[str, list[dict]]) -> str:
     """Two tables: each arm's figures, and tokens per second by task."""
-    runs = _by_arm(lines)
+    runs = by_arm(lines)
     one = {kind: {(line["threads"], line["arm"]): line for line in lines.get(kind, [])} for kind in ("load", "memory")}
     quality = {line["arm"]: line for line in lines.get("quality", [])}
     head = ["arm", "threads", "tokens/s", "prefill tokens/s", "first token, ms", "load, s", "peak MiB", "as plain"]
@@ -31,7 +31,7 @@ def tables(lines: dict[str, list[dict]]) -> str:
         law = quality.get(plain, {})
         memory = one["memory"][threads, arm]["mebibytes"]
         rows.append(
-            [arm, str(threads), quartiles([_rate(run) for run in own])]
+            [arm, str(threads), quartiles([rate(run) for run in own])]
             + [quartiles([_prefill_rate(run) for run in own])]
             + [f"{1000 * statistics.median(run['first_seconds'] for run in own):.0f}"]
             + [f"{one['load'][threads, arm]['load_seconds']:.1f}", f"{memory:.0f}" if memory else ""]
@@ -43,11 +43,11 @@ def tables(lines: dict[str, list[dict]]) -> str:
 
 def in_short(lines: dict[str, list[dict]]) -> str:
     """Tokens per second by task, of the arms that readers compare, with one thread."""
-    runs = _by_arm(lines)
+    runs = by_arm(lines)
     return _by_task({(1, arm): runs[1, arm] for arm in SHORT if (1, arm) in runs})
 
 
-def _by_arm(lines: dict[str, list[dict]]) -> dict[tuple[int, str], list[dict]]:
+def by_arm(lines: dict[str, list[dict]]) -> dict[tuple[int, str], list[dict]]:
     runs: dict[tuple[int, str], list[dict]] = {}
     for run in lines["run"]:
         runs.setdefault((run["threads"], run["arm"]), []).append(run)
@@ -59,13 +59,13 @@ def _by_task(runs: dict[tuple[int, str], list[dict]]) -> str:
     tasks = list(dict.fromkeys(run["task"] for own in runs.values() for run in own))
     rows = [
         [arm, str(threads)]
-        + [f"{statistics.median(_rate(run) for run in own if run['task'] == task):.1f}" for task in tasks]
+        + [f"{statistics.median(rate(run) for run in own if run['task'] == task):.1f}" for task in tasks]
         for (threads, arm), own in runs.items()
     ]
     return _table(["tokens/s", "threads", *tasks], rows)
 
 
-def _rate(run: dict) -> float:
+def rate(run: dict) -> float:
     """Tokens per second after those that came first."""
     seconds = run["seconds"] - run["first_seconds"]
     return (len(run["output"]) - run["first_tokens"]) / seconds
@@ -90,14 +90,14 @@ def _table(head: list[str], rows: list[list[str]]) -> str:
 
 def shapes(lines: dict[str, list[dict]]) -> str:
     """foredraft and llama.cpp on random weights: medians, and the median of the ratios on each prompt."""
-    runs = _by_arm(lines)
+    runs = by_arm(lines)
     head = ["shape", "threads", "foredraft, tokens/s", "llama.cpp, tokens/s", "ratio", "ratio of prefill"]
     rows = []
     for (threads, arm), ours in runs.items():
         engine, kind, _ = arm.split(" ")
         theirs = runs.get((threads, f"llama.cpp {kind} {PLAIN}"), [])
         if engine == "foredraft" and theirs:
-            rates, prefill = ([[of(run) for run in own] for own in (ours, theirs)] for of in (_rate, _prefill_rate))
+            rates, prefill = ([[of(run) for run in own] for own in (ours, theirs)] for of in (rate, _prefill_rate))
             cells = [*map(quartiles, rates), _ratio(*rates), _ratio(*prefill)]
             rows.append([kind, str(threads), *cells])
     return _table(head, rows)

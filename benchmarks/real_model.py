@@ -172,12 +172,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="folder, hub name or GGUF file")
     parser.add_argument("--weights", default="int4")
-    parser.add_argument("--prompts", type=Path, required=True, help="folder of the prompt files")
+    parser.add_argument("--prompts", type=Path, nargs="+", required=True, help="folder of the prompt files, or files")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--count", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--temperatures", nargs="+", default=["0", "1"])
     parser.add_argument("--only", nargs="+", help="words of which an arm's name has one")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="run file without texts")
     parser.add_argument("--work", type=Path, default=Path("build/real_model.jsonl"), help="run file with the texts")
     for name in ("eagle3", "eagle1", "medusa", "hydra", "draft_model"):
         parser.add_argument(f"--{name}", help="folder or hub name")
@@ -188,12 +189,14 @@ def main() -> None:
         found = {name: spec for name, spec in found.items() if name == "none" or any(w in name for w in args.only)}
     command = [sys.executable, "-m", "foredraft", "bench", "-m", args.model, "--weights", args.weights, "--chat"]
     command += [word for name, spec in found.items() for word in ("-d", f"{name}={spec}")]
-    command += [word for task in args.tasks for word in ("--prompts", str(args.prompts / TASKS[task]))]
+    folder, *more = args.prompts
+    files = [folder / TASKS[task] for task in args.tasks] if folder.is_dir() and not more else args.prompts
+    command += [word for file in files for word in ("--prompts", str(file))]
     command += [word for temperature in args.temperatures for word in ("--temperature", temperature)]
     command += ["--count", str(args.count), "--max-new-tokens", str(args.tokens), "--out", str(args.work)]
     subprocess.run(command, check=True)
-    without_texts(args.work, RESULTS)
-    print(methods())
+    without_texts(args.work, args.out)
+    print(methods(args.out))
 
 
 if __name__ == "__main__":

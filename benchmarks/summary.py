@@ -5,7 +5,6 @@ python benchmarks/summary.py --write    # write all tables between the markers o
 """
 
 import argparse
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,102 +14,20 @@ import heads_summary
 import policy_tables
 import prediction
 import real_model
+import result_figures
 import serving
+import speed_tables
 import step
+import support
 from method_tables import TABLES
 from origin import origin_line
-from policy_tables import TITLES
-from reading import quartiles, read
+from reading import read
 
 from foredraft.bench.tune.candidates import short_spec
 from foredraft.heads.formats.tuned import read_tuned
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "benchmarks" / "results" / "speed.jsonl"
-TASKS = tuple(TITLES)
 TUNED = ROOT / "benchmarks" / "results" / "tuned.json"
-PAIRS = (  # title, faster arm, slower arm
-    ("plain decoding / transformers' `generate`", "plain", "hf_plain"),
-    ("draft model / transformers' assisted generation", "draft_model", "hf_assisted"),
-    ("draft model / transformers' `generate`", "draft_model", "hf_plain"),
-    ("draft model / our plain decoding", "draft_model", "plain"),
-    ("prompt lookup / our plain decoding", "prompt_lookup", "plain"),
-    ("transformers' assisted generation / its `generate`", "hf_assisted", "hf_plain"),
-    ("transformers' prompt lookup / its `generate`", "hf_lookup", "hf_plain"),
-)
-
-
-def markdown(kinds: dict[str, list[dict]]) -> str:
-    """All results of a run, as Markdown."""
-    runs, origin = kinds["run"], kinds["provenance"][0]
-    prompts = {(run["task"], run["prompt"]) for run in runs}
-    head = "".join(f" {TITLES[task]} |" for task in TASKS)
-    rule = "| --- |" + " ---: |" * len(TASKS)
-    lines = [f"| speed-up, median (quartiles) |{head}", rule]
-    lines += [f"| {title} | {' | '.join(_ratios(runs, top, bottom))} |" for title, top, bottom in PAIRS]
-    lines += ["", f"| tokens per second, median (quartiles) |{head}", rule]
-    for arm in dict.fromkeys(run["arm"] for run in runs):
-        cells = [quartiles([r["tokens"] / r["seconds"] for r in _of(runs, arm, task)]) for task in TASKS]
-        lines.append(f"| {arm} | {' | '.join(cells)} |")
-    lines += ["", f"| acceptance length |{head}", rule]
-    for arm in ("draft_model", "prompt_lookup"):
-        cells = [statistics.mean(r["stats"]["acceptance_length"] for r in _of(runs, arm, task)) for task in TASKS]
-        lines.append(f"| {arm} | {' | '.join(f'{cell:.2f}' for cell in cells)} |")
-    lines += ["", *_costs(kinds), *_memory(kinds), ""]
-    lines.append(
-        f"All arms produced the same tokens on {_agreeing(runs)} of {len(prompts)} prompts. {origin['target']} with "
-        f"{origin['draft']}, greedy, {origin['new_tokens']} new tokens, prefill included, {origin_line(origin)}. Made "
-        f"by `{origin['command']}`; every run is in `benchmarks/results/speed.jsonl`."
-    )
-    return "\n".join(lines)
-
-
-def _of(runs: list[dict], arm: str, task: str) -> list[dict]:
-    return [run for run in runs if run["arm"] == arm and run["task"] == task]
-
-
-def _ratios(runs: list[dict], top: str, bottom: str) -> list[str]:
-    """Median and quartiles of each task."""
-    return [quartiles(_paired([run for run in runs if run["task"] == task], top, bottom)) for task in TASKS]
-
-
-def _paired(runs: list[dict], top: str, bottom: str) -> list[float]:
-    """Ratios of paired prompts, so that a slow minute of the machine cancels out."""
-    slow = {(run["task"], run["prompt"]): run["seconds"] for run in runs if run["arm"] == bottom}
-    return [slow[run["task"], run["prompt"]] / run["seconds"] for run in runs if run["arm"] == top]
-
-
-def _agreeing(runs: list[dict]) -> int:
-    outputs: dict[tuple[str, int], set[tuple[int, ...]]] = {}
-    for run in runs:
-        outputs.setdefault((run["task"], run["prompt"]), set()).add(tuple(run["output"]))
-    return sum(len(texts) == 1 for texts in outputs.values())
-
-
-def _costs(kinds: dict[str, list[dict]]) -> list[str]:
-    lines = []
-    for cost in kinds.get("cost", []):
-        ratios = [seconds / cost["seconds"][0] for seconds in cost["seconds"]]
-        lines += [
-            f"| rows in a forward |{''.join(f' {rows} |' for rows in cost['rows'])}",
-            "| --- |" + " ---: |" * len(ratios),
-            f"| milliseconds |{''.join(f' {1e3 * seconds:.1f} |' for seconds in cost['seconds'])}",
-            f"| relative to one row |{''.join(f' {ratio:.2f} |' for ratio in ratios)}",
-            "",
-        ]
-    return lines
-
-
-def _memory(kinds: dict[str, list[dict]]) -> list[str]:
-    lines = []
-    for memory in kinds.get("memory", []):
-        peak = memory["mebibytes"]
-        for ours, theirs in (("plain", "hf_plain"), ("draft_model", "hf_assisted")):
-            ratio = peak[ours] / peak[theirs]
-            lines.append(
-                f"Peak memory of {ours}: {peak[ours]:.0f} MiB, {ratio:.2f} of {theirs}'s {peak[theirs]:.0f} MiB."
-            )
-    return lines
 
 
 def methods() -> str:
@@ -168,16 +85,6 @@ def predictions() -> str:
     return "\n".join(lines)
 
 
-def against_transformers() -> str:
-    """Medians over all prompts of the comparison with transformers."""
-    kinds = read(RESULTS)
-    ratios = [f"{title} {statistics.median(_paired(kinds['run'], *arms)):.2f}" for title, *arms in PAIRS[:2]]
-    page = "docs/results.md#comparison-with-transformers-at-equal-length"
-    return (
-        f"Against [transformers]({page}), {kinds['provenance'][0]['target']}, tokens per second: {', '.join(ratios)}."
-    )
-
-
 def engines_made(lines: dict[str, list[dict]], results: Path = engines.RESULTS, model: str | None = None) -> str:
     """Where, by what and on which model the engines were compared."""
     origin = lines["provenance"][0]
@@ -215,15 +122,18 @@ def pages() -> dict[Path, str]:
         )
     served = {"serving": serving.table()} if serving.RESULTS.exists() else {}
     blocks = {
-        "README.md": {"results": f"{policy_tables.in_short(few)} {_made(few)} {against_transformers()}"} | compared,
+        "README.md": {"results": f"{policy_tables.in_short(few)} {_made(few)} {speed_tables.against_transformers()}"}
+        | compared,
         "docs/native.md": every,
         "docs/methods/README.md": {"methods": methods()},
         "docs/results.md": {
             "real": real_model.methods(),
             "policy": policy(cells, _made(cells)),
             "tune": predictions(),
-            "speed": markdown(read(RESULTS)),
+            **{f"picture {name}": result_figures.block(name) for name in result_figures.CLAIMS},
+            "speed": speed_tables.markdown(read(speed_tables.RESULTS)),
         },
+        "docs/support.md": {"support": support.table()},
         "docs/performance.md": {"step": step.table()},
         "docs/serving.md": {"prediction": prediction.table()} | served,
         "docs/heads.md": {"heads": heads_summary.markdown(read(heads_summary.RESULTS))},
@@ -234,14 +144,14 @@ def pages() -> dict[Path, str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", nargs="?", type=Path, default=RESULTS)
+    parser.add_argument("results", nargs="?", type=Path, default=speed_tables.RESULTS)
     parser.add_argument("--write", action="store_true", help="write the pages")
     args = parser.parse_args()
     if args.write:
         for path, text in pages().items():
             path.write_text(text, encoding="utf-8")
     else:
-        print(markdown(read(args.results)))
+        print(speed_tables.markdown(read(args.results)))
 
 
 if __name__ == "__main__":

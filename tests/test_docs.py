@@ -9,6 +9,7 @@ from types import ModuleType
 
 import pytest
 
+from foredraft.cli import build
 from foredraft.drafters import METHODS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -39,6 +40,57 @@ def test_the_chart_shows_the_results_and_where_they_are_from():
     shown = [text for text in texts if re.fullmatch(r"\d\.\d\dx", text)]
     assert shown == [f"{pair.policy:.2f}x" for pair in bars] + [f"{pair.best:.2f}x" for pair in bars]
     assert caption in svg, "stale: python benchmarks/pictures.py speed"
+
+
+@pytest.mark.parametrize("name", ["engines", "real", "policy", "bundled", "transformers", "tune"])
+def test_the_pictures_of_the_results_show_the_runs_that_they_claim(name: str):
+    figures = benchmark("result_figures")
+    claim, svg = figures.CLAIMS[name](), html.unescape(figures.path_of(name).read_text("utf-8"))
+    assert figures.description(claim) in svg, f"stale: python benchmarks/result_figures.py {name}"
+    assert set(figures.CLAIMS) == {path.stem.removeprefix("results_") for path in figures.FIGURES.glob("results_*.svg")}
+
+
+def test_results_have_no_table_that_is_not_folded():
+    text = (ROOT / "docs" / "results.md").read_text("utf-8")
+    shown = re.sub(r"<details.*?</details>", "", text, flags=re.DOTALL)
+    assert shown.count("![") == 6 and "| --- |" not in shown
+    assert text.count("<details markdown") == text.count("</details>") == 4
+
+
+def commands(text: str) -> list[list[str]]:
+    """The words of every ``foredraft`` command in the blocks of a page, with its variables filled in."""
+    found = []
+    for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL):
+        for line in block.replace("\\\n", " ").splitlines():
+            for part in line.partition("    #")[0].split("; "):
+                words = shlex.split(re.sub(r"\$[A-Z]\w*|\$\{\w+\}", "sample", part), comments=True)
+                if words and words[0] == "foredraft" and not {"<", ">", "|", "..."} & set(words[1:2]):
+                    end = min((words.index(sign) for sign in ("<", ">", "|", "&") if sign in words), default=len(words))
+                    found.append(words[1:end])
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_commands_of_the_pages_have_options_that_exist(page: Path):
+    for name, *arguments in commands(page.read_text("utf-8")):
+        if name.startswith("-"):
+            continue
+        command = build(name)
+        context = command.context_class(command, info_name=name)
+        command.make_parser(context).parse_args(args=arguments)  # raises NoSuchOption
+
+
+def test_the_guides_have_commands():
+    for name in ("speed-up", "low-acceptance", "gguf", "export"):
+        assert len(commands((ROOT / "docs" / "guides" / f"{name}.md").read_text("utf-8"))) >= 3
+
+
+def test_reproduce_covers_every_results_file():
+    reproduce = benchmark("reproduce")
+    made = {name for part in reproduce.PARTS.values() for name in part.results}
+    kept = {path.name for path in (ROOT / "benchmarks" / "results").iterdir()}
+    assert kept - made == {"ci.jsonl", "support.jsonl"}, "made by scripts/bench and by benchmarks/support.py"
+    assert made <= kept
 
 
 def test_the_terminal_shows_the_command_that_made_it():

@@ -1,0 +1,390 @@
+"""Makes the figures and tables of README and site again: all of them, or some by name.
+
+    scripts/reproduce --list                                     # what there is, and how long it takes
+    scripts/reproduce real engines                               # two of them, then the pages
+    scripts/reproduce real --model MODEL --prompts mine.jsonl    # the same tables for your model and prompts
+
+A part is one benchmark or several. Its old results are moved to build/reproduce/before, its new ones are written to
+benchmarks/results, and then all pages are filled in again. A finished command is not run again (--again does), and
+most benchmarks continue where they were interrupted. With --model or --prompts nothing in the repository is changed:
+results, tables and picture go to build/reproduce/own.*. Stop other programs: most numbers are times.
+"""
+
+import argparse
+import hashlib
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+STATE = ROOT / "build" / "reproduce"
+OWN_RESULTS = STATE / "own.jsonl"
+TASKS = ("humaneval", "gsm8k", "mt_bench")
+Command = list[str]
+
+
+class Inputs(NamedTuple):
+    """Folders and files that do not ship with the repository, and what a reader chose."""
+
+    models: Path
+    prompts: Path
+    corpus: Path
+    heads: Path
+    smollm2: str
+    head: Path
+    node: Path
+    openvino: Path
+    own_model: str | None
+    own_prompts: Sequence[str]
+
+    @property
+    def own(self) -> bool:
+        """Whether a reader's model or prompts take the place of ours."""
+        return bool(self.own_model or self.own_prompts)
+
+
+class Part(NamedTuple):
+    """What a part makes, hours on two quiet cores, its results files, what it needs, and its commands."""
+
+    what: str
+    hours: float
+    results: tuple[str, ...]
+    needs: Callable[[Inputs], Sequence[Path]]
+    commands: Callable[[Inputs], Sequence[Command]]
+
+
+def script(name: str, *words: str | Path) -> Command:
+    return [sys.executable, f"benchmarks/{name}.py", *map(str, words)]
+
+
+def foredraft(*words: str | Path) -> Command:
+    return [sys.executable, "-m", "foredraft", *map(str, words)]
+
+
+def questions(inputs: Inputs, tasks: Sequence[str] = TASKS) -> list[str]:
+    return [str(inputs.prompts / "eagle" / task / "question.jsonl") for task in tasks]
+
+
+def repeated(option: str, values: Sequence[str]) -> list[str]:
+    return [word for value in values for word in (option, value)]
+
+
+def policy(inputs: Inputs) -> list[Command]:
+    """Every method at every fixed size and under the policy, for both targets."""
+    files = ["--threads", "1", "--prompts", *questions(inputs)]
+    heads, small, own = inputs.heads, "sample-draft", inputs.heads / "target-65m"
+    named = [f"draft_model:{inputs.models / 'draft-6m'}", "prompt_lookup", f"eagle3:{own / 'eagle3' / 'head'}"]
+    named += [f"eagle1:{own / 'eagle' / 'head'}", f"medusa:{own / 'medusa' / 'head'}"]
+    others = ["eagle2", f"hydra:{heads / 'hydra' / 'head'}", f"hydra++=hydra:{heads / 'hydra++' / 'head'}"]
+    others += ["blockwise:sample-medusa", "max_gram", "lookahead", f"cape:{small}", f"opt_tree:{small}"]
+    others += [f"sequoia:{small}", f"specinfer:{small}", f"pruned=draft_model:{heads / 'pruned' / 'draft'}"]
+    others += [f"universal:{inputs.models / 'draft-6m'}", f"online=online:[draft_model:{small}]"]
+    others += [
+        f"relay=relay:[draft_model:{small},num_assistant_tokens=3]+max_gram",
+        f"cascade=cascade:{small}+max_gram",
+    ]
+    others += ["early_exit=early_exit,assistant_early_exit=6", f"layer_skip=layer_skip:{heads / 'skips.json'}"]
+    others += ["partial", f"triforce:{small}", f"bandit=bandit:prompt_lookup+[draft_model:{small}]"]
+    target = ["--target", inputs.models / "target-65m", "--tokens", "1500"]
+    return [
+        script("policy", *files, "--tokens", "1500"),
+        script("policy", *files, *target, *repeated("-d", named)),
+        script("policy", *files, "--tokens", "500", *repeated("-d", others)),
+    ]
+
+
+def real(inputs: Inputs) -> list[Command]:
+    """A real model at fixed sizes and under the policy; with --model or --prompts, the reader's."""
+    words = ["--model", inputs.own_model or inputs.smollm2, "--count", "3"]
+    words += ["--prompts", *(inputs.own_prompts or [inputs.prompts])]
+    words += [] if inputs.own_model else ["--eagle3", inputs.head]
+    if inputs.own:
+        words += ["--out", OWN_RESULTS]
+    return [
+        script("real_model", *words, "--work", STATE / ("own_work.jsonl" if inputs.own else "real_model_work.jsonl"))
+    ]
+
+
+def universal(inputs: Inputs) -> list[Command]:
+    other = inputs.models / "draft-4m"
+    arms = ["none", f"universal:{other}", f"transformers_universal=transformers_assisted:{other}"]
+    words = ["bench", "--model", inputs.models / "target-65m", *repeated("-d", arms), "--chat", "--count", "10"]
+    words += [*repeated("--prompts", questions(inputs)), "--temperature", "0", "--temperature", "1"]
+    out = "benchmarks/results/universal.jsonl"
+    return [foredraft(*words, "--max-new-tokens", "64", "--no-texts", "--out", out)]
+
+
+def tune(inputs: Inputs) -> list[Command]:
+    methods = ["prompt_lookup", "draft_model", "eagle1", "eagle2", "eagle3", "medusa"]
+    words = ["tune", "--chat", "--count", "3", "--verify", "10", *repeated("--batch-size", ["1", "4", "8"])]
+    words += [*repeated("--prompts", questions(inputs, TASKS[:2])), *repeated("-d", methods)]
+    return [foredraft(*words, "--out", "benchmarks/results/tuned.json")]
+
+
+def heads(inputs: Inputs) -> list[Command]:
+    own = inputs.heads
+    words = ["--hydra", own / "hydra" / "head", "--hydra-plus", own / "hydra++" / "head"]
+    words += ["--equal", own / "eagle3" / "head", "--prompts", inputs.prompts]
+    return [script("heads", *words), script("heads_summary", "--plots")]
+
+
+def scaling(inputs: Inputs) -> list[Command]:
+    out = inputs.heads
+    logs = [f"{name}={out / name / 'log.jsonl'}" for name in ("eagle", "eagle3")]
+    train = ["scripts/sample-heads", str(inputs.corpus), str(out), "eagle", "eagle3"]
+    return [train, script("scaling", *logs), script("heads_summary", "--plots")]
+
+
+def engines(inputs: Inputs, *more: str) -> list[Command]:
+    peers = ["--node", inputs.node, "--openvino", inputs.openvino]
+    words = ["--model", inputs.smollm2, "--prompt-files", inputs.prompts / "eagle", *peers]
+    return [script("engines", *words, *more)]
+
+
+def nothing(_: Inputs) -> Sequence[Path]:
+    return ()
+
+
+def made(*commands: Command) -> Callable[[Inputs], Sequence[Command]]:
+    return lambda _: commands
+
+
+PARTS = {
+    "engines": Part(
+        "CPU engines on one model: README, native.md, results.md",
+        0.5,
+        ("engines.jsonl",),
+        lambda i: (Path(i.smollm2), i.prompts, i.node, i.openvino),
+        engines,
+    ),
+    "shapes": Part(
+        "CPU engines on larger shapes: native.md",
+        0.3,
+        ("engines_shapes.jsonl",),
+        lambda i: (Path(i.smollm2), i.prompts, i.node, i.openvino),
+        lambda i: engines(i, "--shape", "1b", "3b", "--only", "* plain @*", "--threads", "1", "2"),
+    ),
+    "real": Part(
+        "a real model, every size and the policy: results.md",
+        0.5,
+        ("real_model.jsonl", "real_model_repeats.json"),
+        lambda i: (*map(Path, i.own_prompts or [i.prompts]), *([] if i.own_model else [i.head])),
+        real,
+    ),
+    "policy": Part(
+        "every method at its best size and under the policy: README, results.md, methods",
+        8.0,
+        ("policy.jsonl",),
+        lambda i: (i.models, i.prompts, i.heads),
+        policy,
+    ),
+    "universal": Part(
+        "drafts with another tokenizer: methods", 0.5, ("universal.jsonl",), lambda i: (i.models, i.prompts), universal
+    ),
+    "tune": Part("what tune predicted: results.md", 0.3, ("tuned.json",), lambda i: (i.prompts,), tune),
+    "transformers": Part(
+        "against transformers at equal length: README, results.md",
+        0.3,
+        ("speed.jsonl",),
+        lambda i: (i.models, i.prompts),
+        lambda i: [script("speed", "--models", i.models, "--prompts", i.prompts / "eagle")],
+    ),
+    "heads": Part(
+        "trained heads of the bundled model, with figures: heads.md",
+        1.0,
+        ("heads.jsonl",),
+        lambda i: (i.prompts, i.heads),
+        heads,
+    ),
+    "scaling": Part(
+        "acceptance against training text, with training: heads.md",
+        10.0,
+        ("scaling.jsonl",),
+        lambda i: (i.corpus,),
+        scaling,
+    ),
+    "online": Part(
+        "online distillation while topics change: methods/online.md",
+        1.0,
+        ("online.jsonl",),
+        lambda i: (i.corpus,),
+        lambda i: [script("online", i.corpus), script("online", "--plot")],
+    ),
+    "triforce": Part(
+        "long contexts: methods/triforce.md",
+        0.5,
+        ("triforce.jsonl",),
+        lambda i: (i.models, i.corpus),
+        lambda i: [script("triforce", "--models", i.models, "--corpus", i.corpus)],
+    ),
+    "shared_noise": Part(
+        "shared noise beside ratio rules: methods/shared_noise.md",
+        3.0,
+        ("shared_noise.jsonl",),
+        lambda i: (i.prompts,),
+        lambda i: [script("shared_noise", "--prompts", *questions(i))],
+    ),
+    "identity": Part(
+        "texts that equal plain decoding's: methods/shared_noise.md",
+        6.0,
+        ("identity.jsonl",),
+        nothing,
+        made(script("identity", "--out", "benchmarks/results/identity.jsonl")),
+    ),
+    "one_node": Part(
+        "acceptance at one node: methods/shared_noise.md", 0.2, ("one_node.jsonl",), nothing, made(script("one_node"))
+    ),
+    "depth": Part(
+        "latency of drafts by depth: methods/pruned_drafts.md", 0.1, ("depth.jsonl",), nothing, made(script("depth"))
+    ),
+    "step": Part("where a step's time goes: performance.md", 0.2, ("step.jsonl",), nothing, made(script("step"))),
+    "prediction": Part(
+        "predicted outputs: serving.md", 0.1, ("prediction.jsonl",), nothing, made(script("prediction"))
+    ),
+    "serving": Part(
+        "the server under load: serving.md",
+        0.2,
+        ("serving.jsonl",),
+        lambda i: (i.prompts,),
+        lambda i: [script("serving", "--prompts", *questions(i))],
+    ),
+    "pictures": Part(
+        "the terminal and the chart of README, and the tour of architecture.md",
+        0.1,
+        (),
+        nothing,
+        made(script("pictures", "terminal", "speed"), script("tour")),
+    ),
+}
+OWN = ("real",)
+"""Parts that take a reader's model and prompts."""
+
+
+def mark(name: str, command: Command) -> Path:
+    """The file that says that a command of a part is finished."""
+    return STATE / "finished" / f"{name}-{hashlib.sha256(shlex.join(command).encode()).hexdigest()[:12]}"
+
+
+def absent(part: Part, inputs: Inputs) -> list[str]:
+    return [str(path) for path in part.needs(inputs) if not path.exists()]
+
+
+def listed(inputs: Inputs) -> str:
+    """A line for each part."""
+    lines = []
+    for name, part in PARTS.items():
+        done = all(mark(name, command).exists() for command in part.commands(inputs))
+        state = "finished" if done else f"needs {', '.join(missing)}" if (missing := absent(part, inputs)) else ""
+        lines.append(f"{name:13} {part.hours:5.1f} h  {part.what}{f'  [{state}]' if state else ''}")
+    total = sum(part.hours for part in PARTS.values())
+    return "\n".join([*lines, f"{'all':13} {total:5.1f} h"])
+
+
+def run(name: str, inputs: Inputs, dry: bool) -> bool:
+    """Run the commands of a part that are not finished; whether all are."""
+    part = PARTS[name]
+    commands = [command for command in part.commands(inputs) if not mark(name, command).exists()]
+    started = STATE / "finished" / f"{name}-started"
+    if commands and not dry and not started.exists():
+        set_aside(part, inputs)
+        started.parent.mkdir(parents=True, exist_ok=True)
+        started.touch()
+    for command in commands:
+        print(f"{name}: {shlex.join(command)}", flush=True)
+        if dry:
+            continue
+        began = time.monotonic()
+        status = subprocess.run(command, cwd=ROOT).returncode
+        if status:
+            print(f"{name}: exit status {status}. The same command continues.", file=sys.stderr)
+            return False
+        mark(name, command).write_text(f"{(time.monotonic() - began) / 3600:.2f} h\n", encoding="utf-8")
+    return True
+
+
+def set_aside(part: Part, inputs: Inputs) -> None:
+    """Move old results away: benchmarks that can continue would take them for their own."""
+    if inputs.own:
+        return
+    before = STATE / "before"
+    before.mkdir(parents=True, exist_ok=True)
+    for path in (ROOT / "benchmarks" / "results" / name for name in part.results):
+        if path.exists():
+            path.replace(before / path.name)
+
+
+def filled_in(inputs: Inputs) -> None:
+    """Draw the pictures of the results, and write all tables into the pages; of a reader's own run, print them."""
+    if inputs.own:
+        import real_model
+        import result_figures
+
+        if OWN_RESULTS.exists():
+            picture = OWN_RESULTS.with_suffix(".svg")
+            picture.write_text(result_figures.drawn(result_figures.real(OWN_RESULTS)), encoding="utf-8")
+            print(f"{real_model.methods(OWN_RESULTS)}\n\nWrote {OWN_RESULTS.relative_to(ROOT)} and its picture, .svg.")
+        return
+    subprocess.run(script("result_figures"), cwd=ROOT, check=True)
+    subprocess.run(script("summary", "--write"), cwd=ROOT, check=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="parts; default: all")
+    parser.add_argument("--list", action="store_true", help="name the parts, their hours, and what is missing")
+    parser.add_argument("--dry-run", action="store_true", help="print the commands")
+    parser.add_argument("--again", action="store_true", help="run finished commands again")
+    parser.add_argument("--model", help="yours, in place of SmolLM2-135M: a folder, a hub name or a GGUF file")
+    parser.add_argument("--prompts", nargs="+", default=[], help="yours: prompt files, in place of EAGLE's")
+    parser.add_argument("--models", type=Path, default=Path("../shared/models"), help="folder of target-65m, draft-6m")
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder of prompts/ and corpus/")
+    parser.add_argument("--heads", type=Path, default=Path("build/heads"), help="heads that scripts/sample-heads makes")
+    parser.add_argument(
+        "--smollm2", default="HuggingFaceTB/SmolLM2-135M-Instruct", help="or a folder; engines need one"
+    )
+    parser.add_argument("--head", type=Path, default=Path("benchmarks/heads/smollm2-eagle3"), help="of the real model")
+    parser.add_argument("--node", type=Path, default=Path("build/peers/node_modules"), help="with node-llama-cpp")
+    parser.add_argument(
+        "--openvino", type=Path, default=Path("build/peers/openvino/bin/python"), help="a Python with it"
+    )
+    args = parser.parse_args()
+    inputs = Inputs(
+        args.models, args.data / "prompts", args.data / "corpus", args.heads, args.smollm2, args.head, args.node,
+        args.openvino, args.model, args.prompts,
+    )  # fmt: skip
+    if args.list:
+        print(listed(inputs))
+        return
+    names = args.names or ([*OWN] if inputs.own else list(PARTS))
+    if unknown := [name for name in names if name not in PARTS]:
+        parser.error(f"There is no part {', '.join(unknown)}. Known: {', '.join(PARTS)}.")
+    if inputs.own and (other := [name for name in names if name not in OWN]):
+        parser.error(f"--model and --prompts are for {', '.join(OWN)}, not for {', '.join(other)}.")
+    raise SystemExit(0 if make(names, inputs, again=args.again, dry=args.dry_run) else 1)
+
+
+def make(names: Sequence[str], inputs: Inputs, *, again: bool, dry: bool) -> bool:
+    """Run parts in order, each as far as it comes; whether all could be finished."""
+    hours = sum(PARTS[name].hours for name in names)
+    print(f"{len(names)} part{'s' * (len(names) > 1)}, about {hours:.1f} hours.", flush=True)
+    good = True
+    for name in names:
+        if missing := absent(PARTS[name], inputs):
+            print(f"{name}: skipped, since there is no {', '.join(missing)}; --help has the options.", file=sys.stderr)
+            good = False
+            continue
+        if again:
+            for path in (STATE / "finished").glob(f"{name}-*"):
+                path.unlink()
+        good = run(name, inputs, dry) and good
+        if not dry:
+            filled_in(inputs)
+    return good
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,272 @@
+"""The pictures of docs/results.md, one claim each, from the results files.
+
+    python benchmarks/result_figures.py              # all, to docs/figures
+    python benchmarks/result_figures.py engines      # one
+
+A claim's numbers are computed from the same runs as its picture; `summary.py --write` puts both into the page. Each
+file has its own dark background, so that it looks the same on light and dark pages, and its values as a description.
+"""
+
+import argparse
+import re
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import engine_tables
+import engines
+import policy_tables
+import real_model
+import speed_tables
+from origin import origin_line
+from pictures import GROUND, INK, described
+from policy_tables import IN_SHORT, POLICY
+from reading import read
+
+from foredraft.bench.measure.records import read_runs
+from foredraft.bench.measure.summary import grouped, pairs, ratios
+from foredraft.bench.report import plots
+from foredraft.bench.tune.candidates import short_spec
+from foredraft.heads.formats.tuned import read_tuned
+
+ROOT = Path(__file__).resolve().parent.parent
+FIGURES = ROOT / "docs" / "figures"
+WIDTH = 7.2
+PEERS = {  # arms without drafts, and what a reader calls them
+    "foredraft Q4_0": "foredraft, Q4_0",
+    "llama.cpp Q4_0": "llama.cpp, Q4_0",
+    "foredraft Q4_1": "foredraft, Q4_1",
+    "openvino Q4_1": "OpenVINO GenAI, Q4_1",
+    "llama.cpp Q4_1": "llama.cpp, Q4_1",
+    "foredraft Q8_0": "foredraft, Q8_0",
+    "llama.cpp Q8_0": "llama.cpp, Q8_0",
+    "transformers float32": "transformers, float32",
+}
+
+
+class Row(NamedTuple):
+    """A line of a picture: its name, its value, other values around it, and whether it is highlighted."""
+
+    name: str
+    value: float
+    spread: Sequence[float] = ()
+    ours: bool = True
+
+
+class Claim(NamedTuple):
+    """What a picture shows, as a sentence; its values as text; where they are from; and how it is drawn."""
+
+    sentence: str
+    facts: str
+    made: str
+    draw: Callable[[], Any]
+
+
+def rows_figure(title: str, rows: Sequence[Row], label: Callable[[float], str], line: float | None = None) -> Any:
+    """Bars from above, with a dot for each value of the spread."""
+    figure, axes = plots.canvas(WIDTH, 0.7 + 0.27 * len(rows))
+    most = max([row.value for row in rows] + [value for row in rows for value in row.spread])
+    for place, row in enumerate(rows):
+        axes.barh(place, row.value, height=0.62, color=plots.color(0) if row.ours else plots.FAINT)
+        axes.plot(row.spread, [place] * len(row.spread), "o", color=plots.color(1), markersize=3, zorder=3)
+        inside = bool(row.spread)  # beside the bar it would look like the value of a dot
+        axes.annotate(
+            label(row.value),
+            (0 if inside else row.value, place),
+            xytext=(6, 0),
+            textcoords="offset points",
+            va="center",
+            color="white" if inside else plots.INK,
+        )
+    if line is not None:
+        axes.axvline(line, color=plots.INK, linewidth=0.8, linestyle=(0, (3, 3)))
+    axes.set_title(title)
+    axes.set_xlim(0, 1.12 * most)
+    axes.set_yticks(range(len(rows)), [row.name for row in rows])
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.tick_params(axis="both", length=0)
+    axes.xaxis.set_visible(False)
+    axes.grid(visible=False)
+    axes.spines[["left", "bottom"]].set_visible(False)
+    return figure
+
+
+def points_figure(title: str, points: Sequence[tuple[float, float]], across: str, up: str) -> Any:
+    """Points and the diagonal on which both values are equal."""
+    figure, axes = plots.canvas(4.6, 3.4)
+    low, high = 0.9 * min(map(min, points)), 1.05 * max(map(max, points))
+    axes.plot((low, high), (low, high), **plots.DASHED)
+    axes.plot(*zip(*points, strict=True), "o", color=plots.color(0), markersize=4, alpha=0.8)
+    axes.set_title(title)
+    axes.set_xlabel(across)
+    axes.set_ylabel(up)
+    return figure
+
+
+def facts_of(rows: Sequence[Row], form: str) -> str:
+    return ", ".join(f"{row.name} {row.value:{form}}" for row in rows)
+
+
+def cpu_engines() -> Claim:
+    """Plain decoding of one model by several engines."""
+    lines = read(ROOT / engines.RESULTS)
+    found = {}
+    for (threads, arm), runs in engine_tables.by_arm(lines).items():
+        if threads == 1 and arm.endswith(f" {engine_tables.PLAIN}"):
+            found[arm.removesuffix(f" {engine_tables.PLAIN}")] = [engine_tables.rate(run) for run in runs]
+    rows = [
+        Row(name, statistics.median(found[arm]), ours=arm.startswith("foredraft"))
+        for arm, name in PEERS.items()
+        if arm in found
+    ]
+    value = {row.name: row.value for row in rows}
+    origin = lines["provenance"][0]
+    return Claim(
+        f"Before anything is drafted, one thread decodes {value['foredraft, Q4_0']:.0f} tokens per second in Q4_0, "
+        f"{value['foredraft, Q4_0'] / value['llama.cpp, Q4_0']:.2f} times llama.cpp's rate; in Q4_1 "
+        f"{value['foredraft, Q4_1'] / value['OpenVINO GenAI, Q4_1']:.2f} times OpenVINO GenAI's, and in Q8_0 "
+        f"{value['foredraft, Q8_0'] / value['llama.cpp, Q8_0']:.2f} times llama.cpp's.",
+        facts_of(rows, ".1f"),
+        f"{origin['model']}, medians of 17 chats, {origin['new_tokens']} new tokens, greedy; {origin['device']}, "
+        f"commit {origin['commit'][:9]}, {origin['date']}",
+        lambda: rows_figure("Tokens per second, plain decoding, one thread", rows, "{:.0f}".format),
+    )
+
+
+def real(path: Path = real_model.RESULTS) -> Claim:
+    """Speed-up of the default policy on a real model, by drafter and temperature."""
+    file = read_runs(path)
+    every = [pair for own in pairs(file, "none").values() for pair in own if pair.run.arm.endswith(" auto")]
+    names = {0.0: "greedy", 1.0: "T=1"}
+    rows = []
+    for (arm, temperature), own in grouped(every, lambda pair: (pair.run.arm, pair.run.temperature)).items():
+        by_task = grouped(own, lambda pair: pair.run.task).values()
+        spread = [statistics.median(ratios(some)) for some in by_task]
+        name = f"{arm.removesuffix(' auto')}, {names.get(temperature, f'T={temperature:g}')}"
+        rows.append(Row(name, statistics.median(ratios(own)), spread))
+    best = max(rows, key=lambda row: row.value)
+    low = [row.name for row in rows if row.value < 0.98]
+    worse = f"; slower than plain decoding: {', '.join(low)}" if low else ""
+    origin = file.provenance[-1]
+    return Claim(
+        f"On a real model in 4 bits the best drafter under the default policy gains {best.value:.2f}x "
+        f"({best.name}){worse}. Dots are tasks: the gain depends on the text.",
+        facts_of(rows, ".2f"),
+        origin_line(origin).replace("float32", str(origin["settings"].get("weights") or "float32")),
+        lambda: rows_figure("Speed-up over plain decoding, default policy", rows, "{:.2f}x".format, 1.0),
+    )
+
+
+def policy() -> Claim:
+    """The default policy against the best fixed size in hindsight."""
+    cells = [cell for cell in policy_tables.read() if cell.method in IN_SHORT]
+    points = [(cell.speed_up(cell.best), cell.speed_up(POLICY)) for cell in cells]
+    near = sum(cell.ratio >= 0.95 for cell in cells)
+    safe = sum(cell.speed_up(POLICY) >= 0.95 for cell in cells)
+    return Claim(
+        f"Without being told a draft size, the policy reaches 0.95 of the best one in hindsight in {near} of "
+        f"{len(cells)} cells, and 0.95 of plain decoding in {safe}.",
+        ", ".join(f"{best:.2f}/{mine:.2f}" for best, mine in points),
+        f"{', '.join(IN_SHORT)}; two models; {origin_line(policy_tables.origin_of(cells))}",
+        lambda: points_figure("Speed-up over plain decoding", points, "best fixed size in hindsight", "default policy"),
+    )
+
+
+def bundled() -> Claim:
+    """Every method of the bundled model, greedy, under the policy."""
+    cells = [c for c in policy_tables.read() if (c.target, c.temperature, c.task) == ("sample", 0.0, "humaneval")]
+    rows = sorted((Row(cell.method, cell.speed_up(POLICY)) for cell in cells), key=lambda row: -row.value)
+    below = sum(row.value < 0.98 for row in rows)
+    return Claim(
+        f"On a model that repeats itself, copying wins: of {len(rows)} methods {rows[0].name} and {rows[1].name} are "
+        f"the fastest ({rows[0].value:.2f}x, {rows[1].value:.2f}x), and {below} do not pay.",
+        facts_of(rows, ".2f"),
+        f"bundled model, HumanEval, greedy; {origin_line(policy_tables.origin_of(cells))}",
+        lambda: rows_figure("Speed-up under the policy, bundled model, greedy", rows, "{:.2f}x".format, 1.0),
+    )
+
+
+def transformers() -> Claim:
+    """Both sides in one process, paired by prompt."""
+    kinds = read(speed_tables.RESULTS)
+    rows = []
+    for title, top, bottom in speed_tables.PAIRS:
+        paired = speed_tables.paired(kinds["run"], top, bottom)
+        rows.append(Row(title.replace("`", ""), statistics.median(paired), ours=not top.startswith("hf_")))
+    origin = kinds["provenance"][0]
+    return Claim(
+        f"On the same float32 model our plain decoding is {rows[0].value:.2f} times as fast as transformers' generate, "
+        f"and a draft model {rows[1].value:.2f} times as fast as its assisted generation.",
+        facts_of(rows, ".2f"),
+        f"{origin['target']} with {origin['draft']}, greedy, medians; {origin_line(origin)}",
+        lambda: rows_figure("Ratio of tokens per second, median over prompts", rows, "{:.2f}".format, 1.0),
+    )
+
+
+def tune() -> Claim:
+    """What tune predicted and what was measured."""
+    facts = read_tuned(ROOT / "benchmarks" / "results" / "tuned.json").facts or {}
+    tried = [(short_spec(each["drafter"]), each["measured"], each["predicted"]) for each in facts["tried"]]
+    worst = max(abs(predicted / measured - 1) for _, measured, predicted in tried)
+    origin = facts["provenance"]
+    return Claim(
+        f"From one run of a method, tune predicts the speed-up of its other sizes: {len(tried)} configurations were "
+        f"within {100 * worst:.0f} % of what was then measured.",
+        ", ".join(f"{name} {measured:.2f}/{predicted:.2f}" for name, measured, predicted in tried),
+        f"bundled model; {origin['device']}, commit {origin['commit']}, {origin['time'][:10]}",
+        lambda: points_figure("Speed-up", [each[1:] for each in tried], "measured", "predicted"),
+    )
+
+
+CLAIMS = {
+    "engines": cpu_engines,
+    "real": real,
+    "policy": policy,
+    "bundled": bundled,
+    "transformers": transformers,
+    "tune": tune,
+}
+
+
+def path_of(name: str) -> Path:
+    return FIGURES / f"results_{name}.svg"
+
+
+def description(claim: Claim) -> str:
+    return f"{claim.sentence}\n{claim.facts}\n{claim.made}."
+
+
+@plots.styled()
+def drawn(claim: Claim) -> str:
+    """A picture on its own ground, with its claim and values as description, as SVG."""
+    figure = claim.draw()
+    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)
+    text = plots.themed_svg(figure, claim.sentence)
+    text = re.sub(
+        r'(id="|#)[A-Za-z0-9-]{40,}-', r"\1", text
+    )  # a sentence is a long prefix, and no other picture is near
+    ground = f'<rect width="100%" height="100%" rx="8" fill="{GROUND}"/>'
+    text = re.sub(r"(<svg [^>]*)>", rf'\1 style="color:{INK}">{ground}', text, count=1)
+    return described(text, "", description(claim)).rstrip() + "\n"
+
+
+def block(name: str) -> str:
+    """Claim and picture, as Markdown."""
+    claim = CLAIMS[name]()
+    alt = claim.sentence.split(":")[0].rstrip(".").replace("[", "(").replace("]", ")")
+    return f"**{claim.sentence}**\n\n![{alt}](figures/{path_of(name).name})\n\n<sub>{claim.made}.</sub>"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("pictures", nargs="*", metavar="NAME", help=f"{', '.join(CLAIMS)}; default: all")
+    names = parser.parse_args().pictures or list(CLAIMS)
+    if unknown := set(names) - set(CLAIMS):
+        parser.error(f"There is no picture {', '.join(sorted(unknown))}.")
+    for name in names:
+        path_of(name).write_text(drawn(CLAIMS[name]()), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
