@@ -47,7 +47,8 @@ class BlockwiseDrafter(HeadDrafter[LastHidden]):
             return Draft(TokenTree.root(view.roots), Law.FIXED)
         hidden, known = self._state.extend(view, 0)
         plan = self._state.planned(plan)
-        limits = ChainLimits(plan.on(hidden.device) * known, None, plan.levels(self.needs.longest), siblings=True)
+        depth = min(plan.length, self.needs.longest)  # also the number of nodes, so it is the same in a recorded draft
+        limits = ChainLimits(plan.on(hidden.device) * known, None, depth, siblings=True)
         return self._state.run("tree", self._pick, view, hidden, limits, plan.recorded)
 
     def _pick(self, view: View, hidden: Float[Tensor, "B 1 H"], limits: ChainLimits, recorded: bool) -> Draft:
