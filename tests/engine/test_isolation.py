@@ -202,7 +202,7 @@ PLANTS = [
     Plant(BadWords, "of", parameters(1)),
     Plant(Truncation, "of", parameters(1)),
     Plant(Sequence, "draft_limit", owned(itself), skip=2),
-    Plant(PredictionCursor, "follow", its_cursor, skip=1),
+    Plant(PredictionCursor, "read", its_cursor, skip=1),
     Plant(PredictionCursor, "draft", its_cursor, skip=2),
     # when it is masked and warped, by drafters also
     Plant(Matcher, "masks", owned(lambda guilty: guilty.matcher), skip=2),

@@ -39,7 +39,7 @@ def steps(prediction: Sequence[int], output: Sequence[int], most: int = LONGEST)
         accepted = 0
         while accepted < len(draft) and draft[accepted] == output[written + accepted]:
             accepted += 1
-        place.follow(output[: written + accepted + 1])
+        place.read(output[: written + accepted + 1])
         written, count, wasted = written + accepted + 1, count + 1, wasted + len(draft) - accepted
     return count, wasted
 
@@ -99,9 +99,9 @@ def test_limits_are_kept():
     text = source(100)
     place = PredictionCursor(text)
     assert [len(place.draft(most)) for most in (0, 1, 9, 99)] == [0, 1, 9, 15]
-    place.follow(text)
+    place.read(text)
     assert place.draft(9) == []  # it ends there
-    place.follow([*text, 401])
+    place.read([*text, 401])
     assert place.draft(9) == []
 
 
@@ -194,6 +194,13 @@ def test_picked_drafts_give_the_same_output_with_and_without(drafter: str, optio
     pieces = found[0].pieces
     assert sum(len(piece.tokens) for piece in pieces if piece.copied) == found[0].stats.accepted_prediction_tokens
     assert all(piece.drafted for piece in pieces if piece.copied)
+
+
+def test_a_copy_is_looked_up_once_a_step(monkeypatch: pytest.MonkeyPatch):
+    calls, draft = [], PredictionCursor.draft
+    monkeypatch.setattr(PredictionCursor, "draft", lambda self, most: calls.append(most) or draft(self, most))
+    [result] = run(tiny.generator(model()), tiny.prompts()[:1], [[1, 2, 3, 4] * 9])
+    assert len(calls) == result.stats.target_forwards
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ class PredictionCursor:
         self._recent: deque[int] = deque(maxlen=_COMPARED)  # emitted tokens, the latest first
         self._place: _Place | None = _Place(0)  # None if unknown
         self._length = _FIRST
-        self._read = 0  # tokens of the output that were followed
+        self._read = 0  # tokens of the output
         self._drafts = False  # the last draft was not empty
         self._edits: dict[int, _Edit] = {}  # by their first old token
         self._left = 0  # index in the prediction where the output left it
@@ -89,7 +89,7 @@ class PredictionCursor:
         self._drafts = len(tokens) > 0
         return tokens
 
-    def follow(self, output: Sequence[int]) -> None:
+    def read(self, output: Sequence[int]) -> None:
         """Read what a step has added to the output: the accepted tokens of the last draft, and another one."""
         emitted, self._read = output[self._read :], len(output)
         if not emitted:
@@ -113,15 +113,15 @@ class PredictionCursor:
         """The token expected at a place and the place after it; None at the end of the prediction."""
         if place is None:
             return None
-        start, left, edit = place
+        start, left = place.start, place.left
         if left:
-            return edit.new[-left], _Place(start, left - 1, edit)
+            return place.edit.new[-left], _Place(start, left - 1, place.edit)
         if start >= len(self._tokens):
             return None
-        begun = self._edit(start)
-        if begun is None:
+        edit = self._edit(start)
+        if edit is None:
             return self._tokens[start], _Place(start + 1)
-        return begun.new[0], _Place(start + len(begun.old), len(begun.new) - 1, begun)
+        return edit.new[0], _Place(start + len(edit.old), len(edit.new) - 1, edit)
 
     def _edit(self, index: int) -> _Edit | None:
         """The replacement expected for the tokens from here on."""
@@ -180,6 +180,7 @@ class PredictedOutputs(DrafterWrapper):
     def __init__(self, inner: Drafter) -> None:
         super().__init__(inner)
         self._cursors: dict[int, PredictionCursor] = {}
+        self._copies: dict[int, list[int]] = {}  # of the rows of the next draft
 
     @property
     def commits(self) -> bool:
@@ -189,24 +190,24 @@ class PredictedOutputs(DrafterWrapper):
         if not any(params.prediction for params in view.params):
             return ()
         most = widest_copy(view) - 1
-        lengths = dict.fromkeys(view.rows, 0)
+        self._copies = {row: [] for row in view.rows}
         for row, params, output, limit in zip(view.rows, view.params, view.outputs, limits, strict=True):
             if params.prediction:
                 assert isinstance(params.prediction, tuple)
                 if row not in self._cursors:
                     self._cursors[row] = PredictionCursor(params.prediction)
                     self.needs = replace(self._inner.needs, ahead=False)
-                self._cursors[row].follow(output)
-                lengths[row] = len(self._cursors[row].draft(min(limit, most)))
-        return tuple(lengths.values())
+                self._cursors[row].read(output)
+                self._copies[row] = self._cursors[row].draft(min(limit, most))
+        return tuple(map(len, self._copies.values()))
 
     def propose(self, view: View, plan: Plan) -> Draft:
         if not plan.copies:
             return self._inner.propose(view, plan)
         own = replace(plan, copies=())
         draft = self._inner.propose(view, own) if plan.length else Draft(TokenTree.root(view.roots), Law.FIXED)
-        rows = zip(view.rows, view.params, plan.copies, strict=True)
-        chains = [self._cursors[row].draft(length) if params.prediction else [] for row, params, length in rows]
+        rows = zip(view.rows, view.params, strict=True)
+        chains = [self._copies[row] if params.prediction else [] for row, params in rows]
         if not any(chains) or form_fault(draft, view) is not None:  # then the step refuses it
             return draft
         return with_copies(draft, chains)
