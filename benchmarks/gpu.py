@@ -41,7 +41,7 @@ from foredraft.drafters import BUNDLED_DRAFTS
 from foredraft.drafters.eagle3 import Eagle3Drafter, Options
 from foredraft.engine.cost_model import measure_bandwidth, measure_costs
 from foredraft.engine.policy import Constant, Policy
-from foredraft.engine.step import StepDone
+from foredraft.engine.step import StepResult
 from foredraft.model.attention.slot_attention import attention_weights, masked_attention, runs_kernel
 from foredraft.model.hf.baseline import HFBaseline
 from foredraft.model.hf.causal_lm import CausalLM
@@ -246,9 +246,9 @@ class Timed(Policy):
     def plan(self, view: View, limits: Sequence[int]) -> Plan:
         return self._inner.plan(view, limits)
 
-    def observe(self, view: View, plan: Plan, done: StepDone) -> None:
-        now, tokens = time.perf_counter(), sum(len(row.emitted) for row in done.rows)
-        self.steps.append((now - self._last, done.draft_seconds, done.verify_seconds, tokens))
+    def observe(self, view: View, plan: Plan, step: StepResult) -> None:
+        now, tokens = time.perf_counter(), sum(len(row.emitted) for row in step.rows)
+        self.steps.append((now - self._last, step.draft_seconds, step.verify_seconds, tokens))
         self._last = now
 
 

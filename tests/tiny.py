@@ -27,7 +27,7 @@ from foredraft.drafters.predicted import PredictedOutputs
 from foredraft.engine.engine import Engine
 from foredraft.engine.generator import DrafterInfo, Generator
 from foredraft.engine.policy import Constant, Policy
-from foredraft.engine.step import StepDone
+from foredraft.engine.step import StepResult
 from foredraft.model.hf.causal_lm import CausalLM
 from foredraft.model.recording.replay import EAGER, Replay
 
@@ -333,14 +333,14 @@ class ScriptedPolicy(Policy):
 
     def __init__(self, plan: Callable[[View, Sequence[int]], Plan]) -> None:
         self._plan = plan
-        self.observed: list[tuple[Plan, StepDone]] = []
+        self.observed: list[tuple[Plan, StepResult]] = []
         self.released: list[int] = []
 
     def plan(self, view: View, limits: Sequence[int]) -> Plan:
         return self._plan(view, limits)
 
-    def observe(self, view: View, plan: Plan, done: StepDone) -> None:
-        self.observed.append((plan, done))
+    def observe(self, view: View, plan: Plan, step: StepResult) -> None:
+        self.observed.append((plan, step))
 
     def release(self, row: int) -> None:
         self.released.append(row)

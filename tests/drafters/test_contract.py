@@ -32,7 +32,7 @@ from foredraft.drafters.universal import Retokenizer
 from foredraft.engine.generator import Generator
 from foredraft.engine.nested_loop import NestedLoop
 from foredraft.engine.policy import Constant, Policy
-from foredraft.engine.step import StepDone
+from foredraft.engine.step import StepResult
 from foredraft.model.hf.causal_lm import CausalLM
 from foredraft.model.kv.cache import SlotCache
 from foredraft.model.partial.model import PartialLM
@@ -454,8 +454,8 @@ class Refusals(Policy):
     def plan(self, view: View, limits: Sequence[int]) -> Plan:
         return Plan(tuple(min(self._depth, limit) for limit in limits))
 
-    def observe(self, view: View, plan: Plan, done: StepDone) -> None:
-        for result in done.rows:
+    def observe(self, view: View, plan: Plan, step: StepResult) -> None:
+        for result in step.rows:
             self.accepted += result.accepted
             self.refused += max((0, *result.path)) in result.nodes.parents[1:]
 

@@ -20,7 +20,7 @@ from foredraft.core.transfer import to_device
 from foredraft.engine.engine import Engine
 from foredraft.engine.generator import DrafterInfo, Generator
 from foredraft.engine.policy import Constant
-from foredraft.engine.step import Drafted, Launched, StepDone, StepInputs, Stepper
+from foredraft.engine.step import Drafted, Launched, StepInputs, Stepper, StepResult
 from foredraft.model.hf.causal_lm import CausalLM
 
 NEW = 10
@@ -99,7 +99,7 @@ class Steps:
         self._makes = True
         return self._stepper.propose(view, plan)
 
-    def read(self, launched: Launched) -> StepDone:
+    def read(self, launched: Launched) -> StepResult:
         done = self._stepper.read(launched)
         self._open.close()
         trace, inputs = self._trace, launched.inputs

@@ -14,7 +14,7 @@ from foredraft.core.tree import TokenTree
 from foredraft.core.worth import DraftNodes
 from foredraft.engine.host_tail import HostOut
 from foredraft.engine.policy import Policy
-from foredraft.engine.step import RowStep, StepDone, round_up
+from foredraft.engine.step import RowStep, StepResult, round_up
 
 Chances = Callable[[random.Random], float]
 """Draws the true probability that a token is accepted after its parent."""
@@ -149,7 +149,7 @@ def run(policy: Policy, world: World, steps: int, rows: int = 1) -> Ran:
     return ran
 
 
-def step_of(world: World, plan: Plan, rows: int, fresh: int = 0) -> StepDone:
+def step_of(world: World, plan: Plan, rows: int, fresh: int = 0) -> StepResult:
     """What a step with this plan comes to."""
     least = 0.0 if world.needs.whole else plan.level_worth
     grown = [world.grow(plan.length, least) for _ in range(rows)]
@@ -173,7 +173,7 @@ def step_of(world: World, plan: Plan, rows: int, fresh: int = 0) -> StepDone:
     draft, rest = world.seconds(levels, rows * width, fresh)
     tree = TokenTree.root(torch.zeros(rows, dtype=torch.long))
     tree = replace(tree, tokens=tree.tokens.expand(-1, width))
-    return StepDone(results, HostOut(results, 1), None, draft, rest, levels, tree=tree)
+    return StepResult(results, HostOut(results, 1), None, draft, rest, levels, tree=tree)
 
 
 def plain(world: World) -> float:

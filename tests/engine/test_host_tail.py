@@ -17,7 +17,7 @@ from foredraft.core.sampling.warp import Warp
 from foredraft.core.transfer import HostCopy
 from foredraft.core.tree import PAD, ROOT, TokenTree
 from foredraft.engine.draft_check import Proposed, checked
-from foredraft.engine.host_tail import HostOut, follow
+from foredraft.engine.host_tail import HostOut, walk
 from foredraft.engine.tail import Tail, TailOut, read_back
 
 VOCABULARY, NODES, PROMPT = 5, 9, 4
@@ -71,7 +71,7 @@ def both(seen: View, proposed: Draft, logits: Tensor) -> tuple[HostOut, TailOut,
     safe, proposal = checked(proposed, seen, VOCABULARY, "Test")
     wanted = Tail.of(seen, safe, logits, None, proposal, keep_law=False, recorded=False).run()
     rows = read_back(safe, proposal, HostCopy(wanted.table), wanted.emitted.shape[1])
-    return follow(choose, seen, safe, logits, proposal), wanted, rows
+    return walk(choose, seen, safe, logits, proposal), wanted, rows
 
 
 def logits_of(tree: TokenTree) -> Tensor:
@@ -130,4 +130,4 @@ def test_a_draft_that_cannot_be_verified_is_reported():
     safe, proposal = checked(Draft(tree, Law.FIXED), seen, VOCABULARY, "Test")
     assert isinstance(proposal, Proposed)
     with pytest.raises(DrafterError, match=f"node 1 is token {VOCABULARY}"):
-        follow(choose, seen, safe, torch.zeros(1, 2, VOCABULARY), proposal)
+        walk(choose, seen, safe, torch.zeros(1, 2, VOCABULARY), proposal)

@@ -27,7 +27,7 @@ from foredraft.engine.prefix_cache import PrefixCache
 from foredraft.engine.prompt_reader import PromptReader
 from foredraft.engine.request import RequestStats, Sequence
 from foredraft.engine.state import Batch
-from foredraft.engine.step import StepDone
+from foredraft.engine.step import StepResult
 from foredraft.model.hf.causal_lm import CausalLM
 from foredraft.model.text.grammar import Matcher
 
@@ -213,7 +213,7 @@ PLANTS = [
     Plant(Truncation, "__call__", tensor("top_k", TOP_K), skip=2),
     Plant(truncation, "_keep_top_k", lambda guilty, scores, top_k, most: bool((top_k == TOP_K).any()), skip=3),
     # when its results are converted
-    Plant(StepDone, "recorded", lambda guilty, *_: True, skip=1),
+    Plant(StepResult, "recorded", lambda guilty, *_: True, skip=1),
     Plant(Sequence, "extend", owned(itself), skip=1),
     Plant(Matcher, "advance", owned(lambda guilty: guilty.matcher), skip=1),
     Plant(IncrementalDetokenizer, "push", owned(told), skip=1),

@@ -22,7 +22,7 @@ from foredraft.core.verify import DEFAULT, RULES
 from foredraft.core.worth import DraftNodes
 from foredraft.engine.host_tail import HostOut
 from foredraft.engine.policy import Calibrated, Constant, Heuristic, OffFrom, Policy, Throughput
-from foredraft.engine.step import RowStep, StepDone, nodes_of, selected
+from foredraft.engine.step import RowStep, StepResult, nodes_of, selected
 from oracle import Draws, EnumeratingRng, Table, grow, random_table, total_variation, true_law
 
 V, LENGTH, DEEPEST = 2, 4, 2
@@ -180,7 +180,7 @@ def law(
             row = RowStep(list(emitted), drafted_nodes, depth, len(emitted) - 1, True, path, nodes)
             text = (*branch.text, *emitted)
             following = planned(own, text) if ahead else None
-            own.observe(seen, plan, StepDone([row], HostOut([row], 1), None, level * depth, 1.0, depth))
+            own.observe(seen, plan, StepResult([row], HostOut([row], 1), None, level * depth, 1.0, depth))
             open_branches.append(Branch(text, branch.weight * weight, own, following))
     return total, plans
 

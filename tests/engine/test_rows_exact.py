@@ -22,7 +22,7 @@ from foredraft.core.worth import DraftNodes
 from foredraft.drafters.none import NoDrafter
 from foredraft.engine.host_tail import HostOut
 from foredraft.engine.policy import Constant, Policy
-from foredraft.engine.step import RowStep, StepDone
+from foredraft.engine.step import RowStep, StepResult
 from oracle import Table, random_table, total_variation, true_law
 
 AHEAD, LENGTH, DEEPEST = 2, 3, 1
@@ -38,8 +38,8 @@ class OnAcceptance(Policy):
     def plan(self, view: View, limits: Sequence[int]) -> Plan:
         return Plan(tuple(min(limit, int(self._drafts)) for limit in limits))
 
-    def observe(self, view: View, plan: Plan, done: StepDone) -> None:
-        drafted = [row for row in done.rows if row.drafted]
+    def observe(self, view: View, plan: Plan, step: StepResult) -> None:
+        drafted = [row for row in step.rows if row.drafted]
         self._drafts = all(row.accepted for row in drafted) if drafted else not self._drafts
 
     def release(self, row: int) -> None: ...
@@ -114,7 +114,7 @@ def run(rows: tuple[Row, Row], policy: Policy, p: Table, q: Table, numbers: Numb
         seen = together(batch)
         plan = policy.plan(seen, [row.limit for row in batch])
         steps = [row.step(planned, p, q, numbers) for row, planned in zip(batch, plan.lengths, strict=True)]
-        policy.observe(seen, plan, StepDone(steps, HostOut(steps, 1), None, 0.05 * plan.length, 1.0, plan.length))
+        policy.observe(seen, plan, StepResult(steps, HostOut(steps, 1), None, 0.05 * plan.length, 1.0, plan.length))
         for row in batch:
             if len(row.output) >= row.length:
                 policy.release(row.number)

@@ -21,12 +21,12 @@ def completions(
     source: StreamSource, submit: Submit, prompts: Iterable[Any], progress: Progress | None
 ) -> Iterator[Completed]:
     """Run prompts, reading each only when a row is free, and yield them as they complete."""
-    done = tokens = 0
+    count = tokens = 0
     for completed in _completions(source, submit, prompts):
-        done += 1
+        count += 1
         tokens += len(completed.outcome.tokens) if isinstance(completed.outcome, Result) else 0
         if progress is not None:
-            progress(done, tokens)
+            progress(count, tokens)
         yield completed
 
 

@@ -385,9 +385,9 @@ class Engine:
         self._drafted = inputs.plan.drafts
         launched = self._stepper.launch(inputs)
         self.ahead.draft(self._stepper, self._batch, self.policy, launched)
-        done = self._stepper.read(launched)
-        kept = row_work.extend(sequences, done, faults)
-        row_work.zero_unhealthy(self._stepper.cache, inputs.view.rows, done)
-        done.host_seconds = time.perf_counter() - started - done.draft_seconds - done.verify_seconds
-        self.policy.observe(inputs.view, inputs.plan, done)
-        row_work.count(sequences, done, kept, time.perf_counter() - started, faults)
+        step = self._stepper.read(launched)
+        kept = row_work.extend(sequences, step, faults)
+        row_work.zero_unhealthy(self._stepper.cache, inputs.view.rows, step)
+        step.host_seconds = time.perf_counter() - started - step.draft_seconds - step.verify_seconds
+        self.policy.observe(inputs.view, inputs.plan, step)
+        row_work.count(sequences, step, kept, time.perf_counter() - started, faults)

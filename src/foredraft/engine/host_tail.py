@@ -1,4 +1,4 @@
-"""The tail of a step on a host that may read the logits: each row follows its draft, one token after another.
+"""The tail of a step on a host that may read the logits: the host walks each row's draft, one token after another.
 
 The verdicts are those of target sampling. A token is needed only at the nodes that are reached, and the race that draws
 it needs no law but scores, so a kernel chooses it (``TargetModel.choose``), and nothing has to be read back.
@@ -37,8 +37,8 @@ class HostOut:
     def _table(self) -> Int[Tensor, "B C"]:
         """The new tokens of each row, its path with the root, and its last token."""
         nothing = [-1] * self.width
-        lines = [([*row.emitted, *nothing], [0, *row.path, *nothing], row.emitted[-1:]) for row in self.rows]
-        return torch.tensor([[*new[: self.width], *path[: self.width], *last] for new, path, last in lines])
+        table = [([*row.emitted, *nothing], [0, *row.path, *nothing], row.emitted[-1:]) for row in self.rows]
+        return torch.tensor([[*new[: self.width], *path[: self.width], *last] for new, path, last in table])
 
     def reading(self, draft: Draft, proposal: Proposed | None) -> Callable[[], list[RowStep]]:
         """See ``TailOut``."""
@@ -60,12 +60,12 @@ class HostOut:
         return Verdict(self._table[:, self.width : -1], self._table[:, -1])
 
 
-def follows(view: View, rule: str | None) -> bool:
-    """Whether ``follow`` has the verdicts of this rule."""
+def can_walk(view: View, rule: str | None) -> bool:
+    """Whether ``walk`` has the verdicts of this rule."""
     return rule in (None, DEFAULT) or view.warp.greedy
 
 
-def follow(
+def walk(
     choose: Choose, view: View, draft: Draft, logits: Float[Tensor, "B N V"], proposal: Proposed | None
 ) -> "HostOut":
     """Choose the next tokens of each row, as far as they are in its draft, and one more.

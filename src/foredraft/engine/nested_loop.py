@@ -21,7 +21,7 @@ from foredraft.core.errors import DrafterError
 from foredraft.core.transfer import to_device
 from foredraft.core.tree import TokenTree
 from foredraft.engine.prefix_cache import common_prefix
-from foredraft.engine.step import StepDone, StepInputs, Stepper
+from foredraft.engine.step import StepInputs, Stepper, StepResult
 from foredraft.model.base import TargetModel
 from foredraft.model.kv.cache import SlotCache
 from foredraft.model.prefill import CATCH_UP, prefill
@@ -126,7 +126,7 @@ class NestedLoop:
         """A chain of exactly ``lengths[b]`` tokens for each row, or as many as the middle model's context allows: a
         ``FIXED`` draft or, if drafts are drawn, a ``CHAIN`` with the middle model's processed law at each token.
 
-        Rows that are done keep running with the others; their extra tokens are dropped.
+        Rows that have ended keep running with the others; their extra tokens are dropped.
 
         Args:
             logits: return them.
@@ -144,13 +144,13 @@ class NestedLoop:
             # the last token of a step is the bonus token, so draft one less than is left
             left = (max(length - len(output) - 1, 0) for output, length in zip(outputs, lengths, strict=True))
             plan = Plan(tuple(min(self._parts.length, most) for most in left), self._parts.confidence)
-            done = self._stepper(StepInputs(ahead, plan, laws=drawn, logits=logits))
+            step = self._stepper(StepInputs(ahead, plan, laws=drawn, logits=logits))
             starts = [len(output) for output in outputs]
-            laws.add(done.tail.laws, done, starts)
-            scores.add(done.logits, done, starts)
-            for output, result in zip(outputs, done.rows, strict=True):
+            laws.add(step.tail.laws, step, starts)
+            scores.add(step.logits, step, starts)
+            for output, result in zip(outputs, step.rows, strict=True):
                 output += result.emitted
-            ahead = ahead.followed_by(done.tail.emitted, [len(result.emitted) for result in done.rows])
+            ahead = ahead.followed_by(step.tail.emitted, [len(result.emitted) for result in step.rows])
         for b, row in enumerate(view.rows):
             if roots is not None and self._rows.count[row] == view.host_lengths[b] - 1:  # else past its context
                 self._cached[row] += [roots[b], *outputs[b][:-1]]
@@ -202,7 +202,7 @@ class _ByToken:
         self._lengths = lengths
         self.table: Float[Tensor, "B N V"] | None = None  # the root's are never read
 
-    def add(self, values: Float[Tensor, "B D V"] | None, done: StepDone, starts: Sequence[int]) -> None:
+    def add(self, values: Float[Tensor, "B D V"] | None, step: StepResult, starts: Sequence[int]) -> None:
         """Add a step's values, if it has any; row b's first belong to token ``starts[b]``."""
         if values is None:
             return
@@ -210,7 +210,7 @@ class _ByToken:
             self.table = values.new_zeros(len(self._lengths), 1 + max(self._lengths), values.shape[-1])
         where = [
             (b, i, 1 + starts[b] + i)
-            for b, result in enumerate(done.rows)
+            for b, result in enumerate(step.rows)
             for i in range(min(len(result.emitted), self._lengths[b] - starts[b]))
         ]
         if where:

@@ -73,9 +73,9 @@ class Ranks:
         return min(known) if len(known) == len(found) else None
 
     def run(self, generators: Seq[Generator]) -> None:
-        """Return on rank 0; elsewhere follow rank 0 until it closes these generators or ends, then exit."""
+        """Return on rank 0; elsewhere repeat rank 0's steps until it closes these generators or ends, then exit."""
         if not self.leads:
-            self._follow(generators)
+            self._repeat_steps(generators)
         for generator in generators:
             generator.engine.target.collective = False  # a forward outside of a step would wait for the others
         self._open = len(generators)
@@ -105,14 +105,14 @@ class Ranks:
             distributed.destroy_process_group(group if self._initialised_before else None)
         del group  # the last reference: now its connections close
 
-    def _follow(self, generators: Seq[Generator]) -> NoReturn:
+    def _repeat_steps(self, generators: Seq[Generator]) -> NoReturn:
         engines = [generator.engine for generator in generators]
         try:
             while (message := self.share(None)) is not None:
                 place, *rest = message
-                follower = engines[place]
-                assert isinstance(follower, ParallelEngine)
-                follower.follow(generators[place], *rest)
+                engine = engines[place]
+                assert isinstance(engine, ParallelEngine)
+                engine.repeat_step(generators[place], *rest)
         except Exception as error:
             _log.debug("Rank %d stops.", distributed.get_rank(), exc_info=True)
             raise SystemExit(f"foredraft: rank {distributed.get_rank()}: {error}") from error
@@ -175,7 +175,7 @@ class ParallelEngine(Engine):
         if opened and self._ranks.leads:
             self._ranks.closed()
 
-    def follow(
+    def repeat_step(
         self, generator: Generator, new: list[tuple[Any, ...]], gone: list[int], outputs: dict[int, int]
     ) -> None:
         """Run the step that rank 0 has announced.

@@ -8,7 +8,7 @@ from foredraft.core.drafter import Plan, View
 from foredraft.engine.grammar_masks import matchers_of
 from foredraft.engine.request import Sequence, failure
 from foredraft.engine.state import Batch
-from foredraft.engine.step import Drafted, StepDone, StepInputs, Stepper
+from foredraft.engine.step import Drafted, StepInputs, Stepper, StepResult
 from foredraft.model.kv.cache import SlotCache
 
 
@@ -91,43 +91,43 @@ def end_unprepared(batch: Batch, stepper: Stepper, faults: RowFaults) -> bool:
     return bool(found)
 
 
-def extend(sequences: Seq[Sequence], done: StepDone, faults: RowFaults) -> list[int]:
+def extend(sequences: Seq[Sequence], step: StepResult, faults: RowFaults) -> list[int]:
     """Add a step's results to its requests; the number of tokens that each has kept."""
     kept = []
     for index, sequence in enumerate(sequences):
         try:
-            kept.append(_extend(sequence, index, done))
+            kept.append(_extend(sequence, index, step))
         except Exception as error:
             faults.end(sequence, error)
             kept.append(0)
     return kept
 
 
-def _extend(sequence: Sequence, index: int, done: StepDone) -> int:
-    result = done.rows[index]
-    if index in done.errors:
-        raise done.errors[index]
+def _extend(sequence: Sequence, index: int, step: StepResult) -> int:
+    result = step.rows[index]
+    if index in step.errors:
+        raise step.errors[index]
     if sequence.params.record_steps:
-        sequence.steps.append(done.recorded(index))
+        sequence.steps.append(step.recorded(index))
     if not result.healthy:
         sequence.fail_without_token()
         return 0
     kept = sequence.extend(result.emitted, result.accepted, copied=result.copied)
-    if done.logits is not None:
-        sequence.add_logprobs(done.logits[index], result.emitted[:kept])
+    if step.logits is not None:
+        sequence.add_logprobs(step.logits[index], result.emitted[:kept])
     return kept
 
 
-def zero_unhealthy(cache: SlotCache, rows: Seq[int], done: StepDone) -> None:
+def zero_unhealthy(cache: SlotCache, rows: Seq[int], step: StepResult) -> None:
     """Clear rows of the cache whose NaN would leak into their next requests."""
-    if sick := [row for row, result in zip(rows, done.rows, strict=True) if not result.healthy]:
+    if sick := [row for row, result in zip(rows, step.rows, strict=True) if not result.healthy]:
         cache.zero(sick)
 
 
-def count(sequences: Seq[Sequence], done: StepDone, kept: Seq[int], seconds: float, faults: RowFaults) -> None:
+def count(sequences: Seq[Sequence], step: StepResult, kept: Seq[int], seconds: float, faults: RowFaults) -> None:
     """Add a step, which took ``seconds``, to the statistics of its requests."""
-    for sequence, result, tokens in zip(sequences, done.rows, kept, strict=True):
+    for sequence, result, tokens in zip(sequences, step.rows, kept, strict=True):
         try:
-            sequence.counters.add(result, tokens, done.draft_seconds, done.verify_seconds, seconds)
+            sequence.counters.add(result, tokens, step.draft_seconds, step.verify_seconds, seconds)
         except Exception as error:
             faults.end(sequence, error)

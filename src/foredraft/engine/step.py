@@ -16,7 +16,7 @@ from foredraft.core.tree import PAD, ROOT, TokenTree, host_depths
 from foredraft.core.worth import DraftNodes, Worth
 from foredraft.engine.draft_check import Proposed, checked
 from foredraft.engine.grammar_masks import HostTree, Matchers, masked
-from foredraft.engine.host_tail import HostOut, follow, follows
+from foredraft.engine.host_tail import HostOut, can_walk, walk
 from foredraft.engine.isolation import Isolation
 from foredraft.engine.recording import RecordedStep
 from foredraft.engine.state import Batch
@@ -32,7 +32,7 @@ _ROOT_ALONE = DraftNodes((ROOT,), None)
 
 
 @dataclass(slots=True)
-class StepDone:
+class StepResult:
     """A step's results by row, and as tensors in its ``tail``, and its times in seconds.
 
     ``draft_seconds`` is the device's time for the draft, ``verify_seconds`` the rest of the step on the host's clock.
@@ -73,15 +73,15 @@ class StepDone:
 
 class Drafted(NamedTuple):
     """A draft of this plan, what is left to judge, the rule that verifies it, and the device's time for it. ``levels``:
-    see ``StepDone``."""
+    see ``StepResult``."""
 
     plan: Plan
     draft: Draft
     proposal: Proposed | None
     rule: str | None
     levels: int
-    begun: "_Mark"
-    ended: "_Mark"
+    start: "_Mark"
+    end: "_Mark"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class StepInputs:
     the rows' grammars; None if no row has one.
     They cost another read-back; see ``grammar_masks``. ``free_rows``: rows of the cache that hold nothing, which
     recordings may use as padding. ``batch``: gets the new tokens, which may change what ``view`` shows, and contains
-    errors of single rows; see ``Isolation``. ``logits``, ``laws``: what else to return; see ``StepDone`` and
+    errors of single rows; see ``Isolation``. ``logits``, ``laws``: what else to return; see ``StepResult`` and
     ``TailOut``.
     """
 
@@ -115,7 +115,7 @@ class Launched(NamedTuple):
     tail: TailOut | HostOut
     read: Callable[[], list[RowStep]]
     logits: Float[Tensor, "B D V"] | None
-    begun: "_Mark"
+    start: "_Mark"
 
     @property
     def width(self) -> int:
@@ -142,14 +142,14 @@ class Stepper:
     replay: Replay = EAGER
     vocab_size: int = 0
 
-    def __call__(self, inputs: StepInputs) -> StepDone:
+    def __call__(self, inputs: StepInputs) -> StepResult:
         """Run one step for every row, with a single read-back from the device at its end."""
         return self.read(self.launch(inputs))
 
     @torch.inference_mode()
     def launch(self, inputs: StepInputs) -> Launched:
         """Propose, forward, warp, verify and commit."""
-        begun, view = _Mark(self.target.device), inputs.view
+        start, view = _Mark(self.target.device), inputs.view
         self.cache.reserve(max(view.rows) + 1, max(view.host_lengths))
         self.cache.arrange(view.rows)
         rows = Isolation(view, inputs.batch)
@@ -158,21 +158,21 @@ class Stepper:
         read = tail.reading(drafted.draft, drafted.proposal)
         self._commit(rows.view, drafted.draft, out, tail, inputs.batch)
         logits = tail.verdict.on_path(out.logits) if inputs.logits else None
-        return Launched(inputs, rows, drafted, tail, read, logits, begun)
+        return Launched(inputs, rows, drafted, tail, read, logits, start)
 
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Drafted:
         """Launch a draft for a step that comes later."""
         return self._propose(view, plan)
 
-    def read(self, launched: Launched) -> StepDone:
+    def read(self, launched: Launched) -> StepResult:
         """Wait for a step's results."""
-        inputs, rows, drafted, tail, read, logits, begun = launched
+        inputs, rows, drafted, tail, read, logits, start = launched
         results = read()
         if copies := inputs.plan.copies:
             results = [row.of_copy() if copy else row for row, copy in zip(results, copies, strict=True)]
-        seconds, drafting = begun.host_seconds(), drafted.begun.until(drafted.ended)
-        return StepDone(
+        seconds, drafting = start.host_seconds(), drafted.start.until(drafted.end)
+        return StepResult(
             rows=results,
             tail=tail,
             logits=logits,
@@ -201,8 +201,8 @@ class Stepper:
         choose = None if replay.records or inputs.laws else self.target.choose
 
         def judge(seen: View) -> TailOut | HostOut:
-            if choose is not None and follows(seen, drafted.rule):
-                return follow(choose, seen, draft, logits, drafted.proposal)
+            if choose is not None and can_walk(seen, drafted.rule):
+                return walk(choose, seen, draft, logits, drafted.proposal)
             given = seen, draft, logits, drafted.rule, drafted.proposal
             tail = Tail.of(*given, keep_law=inputs.laws, recorded=replay.records)
             return replay("tail", sizes, Tail.run, tail) if seen is view else tail.run()
@@ -234,7 +234,7 @@ class Stepper:
 
     def _propose(self, view: View, plan: Plan) -> Drafted:
         """Launch a draft, which the device may make later."""
-        begun, proposal, levels = _Mark(self.target.device), None, 0
+        start, proposal, levels = _Mark(self.target.device), None, 0
         if plan.drafts:
             try:
                 proposed = self.drafter.propose(view, plan)
@@ -255,7 +255,7 @@ class Stepper:
         draft = self._sized(draft)
         draft = _shaped(draft) if self.replay.records else draft
         rule = self.rule if plan.length and draft.tree.depth else None  # roots and copies are legal for any rule
-        return Drafted(plan, draft, proposal, rule, levels, begun, _Mark(self.target.device))
+        return Drafted(plan, draft, proposal, rule, levels, start, _Mark(self.target.device))
 
     def _width(self, nodes: int) -> int:
         """The node count of a forward of so many nodes on a CPU."""

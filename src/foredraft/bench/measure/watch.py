@@ -19,7 +19,7 @@ from foredraft.engine.cost_model import measure_bandwidth, measure_costs
 from foredraft.engine.engine import Engine
 from foredraft.engine.generator import Generator
 from foredraft.engine.policy import Policy
-from foredraft.engine.step import StepDone
+from foredraft.engine.step import StepResult
 from foredraft.model.base import TargetModel
 
 _LONGEST = 64
@@ -42,8 +42,8 @@ class AcceptanceRecorder(Policy):
     def plan(self, view: View, limits: Sequence[int]) -> Plan:
         return Plan(tuple(min(self._longest, limit) for limit in limits))
 
-    def observe(self, view: View, plan: Plan, done: StepDone) -> None:
-        for result in done.rows:
+    def observe(self, view: View, plan: Plan, step: StepResult) -> None:
+        for result in step.rows:
             parents, scores, accepted = result.nodes.parents, result.nodes.scores, {0, *result.path}
             ways, children = {0: ""}, [0] * len(parents)
             for node, parent in enumerate(parents):

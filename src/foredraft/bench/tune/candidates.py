@@ -57,11 +57,11 @@ def families(drafter: str, model: str) -> list[CandidateFamily]:
         path = str(Path(path).resolve())  # the tuned file may be read from another folder
     base = f"{method}:{path}" if path else method
 
-    def made(*sized: str) -> str:
+    def spec(*sized: str) -> str:
         return _joined(base, [*given, *sized, CONSTANT])
 
     return [
-        CandidateFamily(_joined(base, given), made(*probe), tuple(Candidate(made(*own), shape) for own, shape in sizes))
+        CandidateFamily(_joined(base, given), spec(*probe), tuple(Candidate(spec(*own), shape) for own, shape in sizes))
         for probe, sizes in _probes(method, {pair.partition("=")[0] for pair in given})
     ]
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from foredraft.core.drafter import Plan, View
 from foredraft.engine.policy import Policy
-from foredraft.engine.step import StepDone
+from foredraft.engine.step import StepResult
 
 
 class DraftSize(NamedTuple):
@@ -89,26 +89,26 @@ class Probe(Policy):
         longest = min(self.short or self._longest, self._longest)
         return Plan(tuple(min(longest, limit) for limit in limits), self._confidence)
 
-    def observe(self, view: View, plan: Plan, done: StepDone) -> None:
+    def observe(self, view: View, plan: Plan, step: StepResult) -> None:
         first = not self._known.issuperset(view.rows)
         self._known.update(view.rows)
-        if done.tree is None or (self._longest and not plan.length):
+        if step.tree is None or (self._longest and not plan.length):
             return  # end of the request: no room for a draft
-        for result in done.rows:
+        for result in step.rows:
             depths, scores = _depths(result.nodes.parents), result.nodes.scores
             drafted = [node for node in range(1, len(depths)) if depths[node] > 0]
             places = {node: place for place, node in enumerate(drafted)}
-            step = ProbeStep(
+            probed = ProbeStep(
                 depths=tuple(depths[node] for node in drafted),
                 scores=() if scores is None else tuple(scores[node] for node in drafted),
                 path=tuple(places[node] for node in result.path),
-                levels=done.levels,
-                draft_seconds=done.draft_seconds,
-                verify_seconds=done.verify_seconds,
+                levels=step.levels,
+                draft_seconds=step.draft_seconds,
+                verify_seconds=step.verify_seconds,
                 short=self.short > 0,
                 first=first,
             )
-            self.steps.append(step)
+            self.steps.append(probed)
 
     def release(self, row: int) -> None:
         self._known.discard(row)

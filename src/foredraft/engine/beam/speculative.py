@@ -80,9 +80,9 @@ class Search:
         width = self.rules.options.num_beams
         origins, paths = list(range(width)), [[0] for _ in range(width)]
         while True:
-            lines = torch.tensor(origins, device=logits.device)
+            rows = torch.tensor(origins, device=logits.device)
             nodes = torch.tensor([path[-1] for path in paths], device=logits.device)
-            parents, tokens, over = self._grow(logits[lines, nodes])
+            parents, tokens, over = self._grow(logits[rows, nodes])
             before = [(origins[parent], paths[parent]) for parent in parents]
             origins = [origin for origin, _ in before]
             found = [
@@ -142,10 +142,10 @@ class DraftBeam:
             logits = self._cache.read(self._draft_tree(tree), start)[..., : self._shared]
             law = logits.float().nan_to_num(nan=-1e9, posinf=0.0, neginf=-1e9).log_softmax(-1)
             law[..., eos] = -torch.inf
-            lines = torch.tensor([owner for owner, _ in trie.frontier], device=law.device)
+            rows = torch.tensor([owner for owner, _ in trie.frontier], device=law.device)
             nodes = torch.tensor([node - start for _, node in trie.frontier], device=law.device)
             start = tree.tokens.shape[1]
-            totals = trie.extend(law[lines, nodes] + totals[:, None])
+            totals = trie.extend(law[rows, nodes] + totals[:, None])
             if not trie.frontier:
                 break
         self._unread_level = trie.tree, start
@@ -190,14 +190,14 @@ class _TrieBuilder:
         before, leading = self.frontier, self._leading
         self.frontier, self._leading = [], set()
         totals: list[float] = []
-        groups = [list(lines) for _, lines in groupby(range(len(before)), lambda line: before[line][0] // self._width)]
+        groups = [list(rows) for _, rows in groupby(range(len(before)), lambda row: before[row][0] // self._width)]
         first = torch.tensor([node in leading for node in before], device=scores.device)
-        found = [_best(scores[lines], first[lines], self._width) for lines in groups]
+        found = [_best(scores[rows], first[rows], self._width) for rows in groups]
         pairs = zip(*torch.cat(found, dim=1).tolist(), strict=True)  # one read-back per level
-        for lines, best in zip(groups, found, strict=True):
+        for rows, best in zip(groups, found, strict=True):
             for number, (index, total) in enumerate(islice(pairs, best.shape[1])):
                 if total > _MIN_SCORE:
-                    owner, node = before[lines[int(index) // vocabulary]]
+                    owner, node = before[rows[int(index) // vocabulary]]
                     self._add(owner, node, int(index) % vocabulary)
                     totals.append(total)
                     if number < self._width:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from foredraft.core.drafter import Plan, View
-from foredraft.engine.step import StepDone
+from foredraft.engine.step import StepResult
 
 
 class Policy(ABC):
@@ -18,7 +18,7 @@ class Policy(ABC):
     def plan(self, view: View, limits: Sequence[int]) -> Plan:
         """The plan for the rows of ``view``; ``limits`` are the most draft tokens that each row can use."""
 
-    def observe(self, view: View, plan: Plan, done: StepDone) -> None:  # noqa: B027 - some learn nothing
+    def observe(self, view: View, plan: Plan, step: StepResult) -> None:  # noqa: B027 - some learn nothing
         """Learn from the result of a planned step; called once for each step."""
 
     def release(self, row: int) -> None:  # noqa: B027 - some know no rows

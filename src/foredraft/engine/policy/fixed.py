@@ -7,7 +7,7 @@ from typing import Any, final
 
 from foredraft.core.drafter import Plan, View
 from foredraft.engine.policy.base import Policy
-from foredraft.engine.step import StepDone
+from foredraft.engine.step import StepResult
 
 
 @final
@@ -49,8 +49,8 @@ class Heuristic(Policy):
         lengths = (self._lengths.get(row, self._first) for row in view.rows)
         return Plan(tuple(map(min, lengths, limits)), self._confidence)
 
-    def observe(self, view: View, plan: Plan, done: StepDone) -> None:
-        for row, planned, result in zip(view.rows, plan.lengths, done.rows, strict=True):
+    def observe(self, view: View, plan: Plan, step: StepResult) -> None:
+        for row, planned, result in zip(view.rows, plan.lengths, step.rows, strict=True):
             if planned and result.depth:
                 length = self._lengths.get(row, self._first)
                 grown = length + 2 if result.accepted == result.depth else length - 1
@@ -84,8 +84,8 @@ class Calibrated(Policy):
     def plan(self, view: View, limits: Sequence[int]) -> Plan:
         return Plan(tuple(min(self._length, limit) for limit in limits), self._confidence)
 
-    def observe(self, view: View, plan: Plan, done: StepDone) -> None:
-        for result in done.rows:
+    def observe(self, view: View, plan: Plan, step: StepResult) -> None:
+        for result in step.rows:
             above = 0.0  # the parent's score: scores are of paths
             scores = (result.nodes.scores or ())[1 : 1 + min(result.accepted + 1, result.drafted)]
             for index, score in enumerate(scores):
@@ -133,8 +133,8 @@ class OffFrom(Policy):
             return Plan((0,) * len(view.rows))
         return self._inner.plan(view, limits)
 
-    def observe(self, view: View, plan: Plan, done: StepDone) -> None:
-        self._inner.observe(view, plan, done)
+    def observe(self, view: View, plan: Plan, step: StepResult) -> None:
+        self._inner.observe(view, plan, step)
 
     def release(self, row: int) -> None:
         self._inner.release(row)

@@ -7,7 +7,7 @@ from foredraft.core.drafter import Needs, Plan, View
 from foredraft.core.worth import Features, Worth
 from foredraft.engine.policy.base import Policy
 from foredraft.engine.policy.estimates import DROPPED, AcceptanceModel, Pace
-from foredraft.engine.step import StepDone
+from foredraft.engine.step import StepResult
 
 NEUTRAL = 0.65
 """Default prior for the acceptance rate of the first drafted token."""
@@ -68,23 +68,23 @@ class Throughput(Policy):
         lengths = tuple([min(length, limit) for limit in limits])
         return Plan(lengths, 0.0, nodes, level, worth)
 
-    def observe(self, view: View, plan: Plan, done: StepDone) -> None:
+    def observe(self, view: View, plan: Plan, step: StepResult) -> None:
         if plan.copies:  # they have their own width
             return
         pace, model = self._records(view)
-        width = 1 if done.tree is None else done.tree.tokens.shape[1]
+        width = 1 if step.tree is None else step.tree.tokens.shape[1]
         width = DROPPED if width == 1 and plan.worth is not None else width
-        pace.forward.add(width, done.verify_seconds + done.host_seconds)
+        pace.forward.add(width, step.verify_seconds + step.host_seconds)
         if plan.worth is None:
             return
         fresh = any(length and row not in self._recent for row, length in zip(view.rows, plan.lengths, strict=True))
-        if not fresh and done.levels:
-            pace.level.add(done.draft_seconds / done.levels)
-        extra = max(done.draft_seconds - done.levels * pace.level.value, 0.0) if fresh and pace.steps else 0.0
+        if not fresh and step.levels:
+            pace.level.add(step.draft_seconds / step.levels)
+        extra = max(step.draft_seconds - step.levels * pace.level.value, 0.0) if fresh and pace.steps else 0.0
         if pace.steps >= self.LEARN:
-            pace.drafted(sum([len(result.emitted) for result in done.rows]), width, done.levels, extra)
+            pace.drafted(sum([len(result.emitted) for result in step.rows]), width, step.levels, extra)
         pace.steps += 1
-        for number, (row, length, result) in enumerate(zip(view.rows, plan.lengths, done.rows, strict=True)):
+        for number, (row, length, result) in enumerate(zip(view.rows, plan.lengths, step.rows, strict=True)):
             if not length:
                 continue
             depths = {node: depth for depth, node in enumerate((0, *result.path), start=1)}
@@ -98,7 +98,7 @@ class Throughput(Policy):
                 by_length = [float(result.accepted > depth) for depth in range(length)]
                 pace.valued(plan.worth.values(number, result.nodes)[1:] if self._by_nodes(view) else by_length)
             self._recent[row] = self.RECENT * self._recent.get(row, 0.5) + (1 - self.RECENT) * bool(result.accepted)
-        if not pace.pays and any(result.accepted for result in done.rows):
+        if not pace.pays and any(result.accepted for result in step.rows):
             pace.trial = max(pace.trial, 1)  # a trial goes on while it gains
 
     def release(self, row: int) -> None:

@@ -79,12 +79,12 @@ def write_answers(
     """
     first = accelerator is None or accelerator.is_main_process
     with lock_folder(out.parent, f".{out.name}.lock") if first else contextlib.nullcontext():
-        done = _answered(out, prompts)
+        answered = _answered(out, prompts)
         if accelerator is None or accelerator.num_processes == 1:
-            _answer(generator, PromptPart(prompts, 0, out, done), options, report)
+            _answer(generator, PromptPart(prompts, 0, out, answered), options, report)
             return out
-        index, processes, left = accelerator.process_index, accelerator.num_processes, len(prompts) - done
-        bounds = [done + left * part // processes for part in range(processes + 1)]
+        index, processes, left = accelerator.process_index, accelerator.num_processes, len(prompts) - answered
+        bounds = [answered + left * part // processes for part in range(processes + 1)]
         files = [out.with_name(f".{out.name}.{begin}-{end}") for begin, end in pairwise(bounds)]
         accelerator.wait_for_everyone()  # all have read the file
         mine, file = prompts[bounds[index] : bounds[index + 1]], files[index]
