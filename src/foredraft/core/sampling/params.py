@@ -20,18 +20,11 @@ else:
 """A transformers logits processor: (input_ids, scores) to scores."""
 
 
-class SamplingOptions(TypedDict, total=False):
-    """The fields of ``SamplingParams`` as keywords, in all accepted forms; for type checkers."""
+class SearchOptions(TypedDict, total=False):
+    """The fields of ``SamplingParams`` that apply without sampling, as keywords, in all accepted forms."""
 
     max_new_tokens: int
     min_new_tokens: int
-    temperature: float
-    top_k: int | None
-    top_p: float | None
-    min_p: float | None
-    typical_p: float | None
-    epsilon_cutoff: float | None
-    eta_cutoff: float | None
     repetition_penalty: float
     presence_penalty: float
     frequency_penalty: float
@@ -39,9 +32,21 @@ class SamplingOptions(TypedDict, total=False):
     bad_words_ids: Sequence[Sequence[int]] | None
     logit_bias: Mapping[int, float] | None
     logits_processor: Processor | Sequence[Processor]
+    eos_token_id: int | Sequence[int] | None
+
+
+class SamplingOptions(SearchOptions, total=False):
+    """The fields of ``SamplingParams`` as keywords; for type checkers."""
+
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    typical_p: float | None
+    epsilon_cutoff: float | None
+    eta_cutoff: float | None
     seed: int | None
     stop_strings: str | Sequence[str]
-    eos_token_id: int | Sequence[int] | None
     logprobs: int | None
     grammar: GrammarLike | None
     speculate: bool

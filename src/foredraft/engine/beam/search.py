@@ -10,7 +10,7 @@ the device; the host reads one small table per step.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, NamedTuple, TypedDict
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from foredraft.core.errors import NumericsError, OptionError
-from foredraft.core.sampling.params import Processor, SamplingParams, check_known
+from foredraft.core.sampling.params import SamplingParams, SearchOptions, check_known
 from foredraft.core.sampling.warp import Paths, Warp
 from foredraft.core.tree import TokenTree
 from foredraft.engine.beam.cache import BeamCache
@@ -29,11 +29,8 @@ from foredraft.model.base import TargetModel
 _NEVER = -1.0e9
 """transformers' penalty for candidates that must not be chosen. It is added, so banned tokens (-inf) stay below it."""
 
-_RULES = (
-    *("max_new_tokens", "min_new_tokens", "repetition_penalty", "presence_penalty", "frequency_penalty"),
-    *("no_repeat_ngram_size", "bad_words_ids", "logit_bias", "logits_processor", "eos_token_id"),
-)
-"""The fields of ``SamplingParams`` that apply without sampling; the others must keep their defaults."""
+_RULES = tuple(SearchOptions.__annotations__)
+"""The fields of ``SamplingParams`` that apply; the others must keep their defaults."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +78,7 @@ class BeamOptions:
         return cls(params=params, **{k: v for k, v in options.items() if k in own})
 
 
-class BeamKeywords(TypedDict, total=False):
+class BeamKeywords(SearchOptions, total=False):
     """The keywords of ``BeamOptions.from_options``; for type checkers."""
 
     num_beams: int
@@ -89,16 +86,6 @@ class BeamKeywords(TypedDict, total=False):
     early_stopping: bool | Literal["never"]
     num_return_sequences: int
     num_assistant_tokens: int
-    max_new_tokens: int
-    min_new_tokens: int
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    no_repeat_ngram_size: int
-    bad_words_ids: Sequence[Sequence[int]] | None
-    logit_bias: Mapping[int, float] | None
-    logits_processor: Processor | Sequence[Processor]
-    eos_token_id: int | Sequence[int] | None
 
 
 @dataclass(frozen=True, slots=True)
