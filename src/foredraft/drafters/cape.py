@@ -11,15 +11,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from foredraft.core.draft import Draft, Law
-from foredraft.core.drafter import Needs, Plan, View
+from foredraft.core.draft import Draft
+from foredraft.core.drafter import Needs, View
 from foredraft.core.errors import OptionError
 from foredraft.core.options import SizedOptions
-from foredraft.core.sampling.warp import Paths
-from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.build_context import BuildContext
-from foredraft.drafters.common.draft_runner import DraftRunner, Forwards, RunnerDrafter
-from foredraft.drafters.common.tree_ops import Candidates, keep_best, ranked, worth_a_level
+from foredraft.drafters.common.draft_runner import DraftRunner, ModelTreeDrafter, RunnerTreeBuilder
+from foredraft.drafters.common.dynamic_tree import TreeLimits
+from foredraft.drafters.common.tree_ops import Candidates, keep_best, worth_a_level
 from foredraft.model.base import TargetModel
 from foredraft.model.recording.replay import EAGER, Replay
 
@@ -44,63 +43,47 @@ class Options(SizedOptions):
 
 
 @final
-class Cape(RunnerDrafter[DraftRunner]):
+class Cape(ModelTreeDrafter):
     """Drafts a draft model's best chain with siblings; for the arguments see ``DraftRunner``."""
 
     def __init__(self, options: Options, model: TargetModel, vocab_size: int, replay: Replay = EAGER) -> None:
-        self._options = options
         self._widths = torch.tensor(options.widths, device=model.device)
-        depth = options.num_assistant_tokens
-        needs = Needs(max_nodes=depth * max(options.widths), max_depth=depth, scored=True, ahead=True)
+        depth, self._widest = options.num_assistant_tokens, max(options.widths)
+        needs = Needs(max_nodes=depth * self._widest, max_depth=depth, scored=True, ahead=True)
+        self._limits = TreeLimits(needs.max_nodes, depth, top_k=1)
         super().__init__(needs, DraftRunner(model, vocab_size, replay))
 
-    @torch.inference_mode()
-    def propose(self, view: View, plan: Plan) -> Draft:
-        plan = self._runner.planned(view, plan)
-        depth = min(plan.length, self.needs.longest)
-        if depth == 0:
-            return Draft(TokenTree.root(view.roots), Law.FIXED)
-        nodes, worth = plan.at_most(self.needs.max_nodes), plan.level_bound
-        allowed = plan.on(view.lengths.device)
-        return self._runner.draft("tree", view, self.needs.longest, self._tree, allowed, depth, nodes, worth)
+    def limits(self, view: View) -> TreeLimits:
+        return self._limits
 
-    def _tree(
-        self, view: View, forwards: Forwards, allowed: Int[Tensor, "B"], depth: int, nodes: int, worth: float
-    ) -> Draft:
-        return keep_best(self._levels(view, forwards, allowed, depth, worth), view.roots, nodes, allowed)
+    def tree(self, builder: RunnerTreeBuilder, allowed: Int[Tensor, "B"], limits: TreeLimits) -> Draft:
+        return keep_best(self._candidates(builder, allowed, limits), builder.view.roots, limits.nodes, allowed)
 
-    def _levels(
-        self, view: View, forwards: Forwards, allowed: Int[Tensor, "B"], depth: int, worth: float
-    ) -> Candidates:
+    def _candidates(self, builder: RunnerTreeBuilder, allowed: Int[Tensor, "B"], limits: TreeLimits) -> Candidates:
         """The candidates level by level; the chain continues from the first of each."""
-        logits = forwards.root()
-        chain = [view.roots]
+        roots = builder.view.roots
         tokens, scores, parents, numbers = [], [], [], []
-        above = torch.zeros_like(view.roots, dtype=torch.float32)[:, None]  # score of the path so far
+        above = torch.zeros_like(roots, dtype=torch.float32)[:, None]  # score of the path so far
         parent, reached = 0, 0
-        for level in range(1, depth + 1):
-            paths = Paths(view.history, view.lengths, TokenTree.chain(torch.stack(chain, 1)), start=level - 1)
-            times = None if view.warp.greedy else view.noise.times(level - 1, logits.shape[-1])
-            ids, chances = ranked(view.warp.processed(logits, paths), max(self._options.widths), view.warp, times)
-            ids, chances = ids[:, 0], chances[:, 0]
+        for level in range(1, limits.depth + 1):
+            ids, shares = (each[:, 0] for each in builder.ranked(self._widest))
             count = ids.shape[1]
-            outside = torch.arange(count, device=ids.device) >= self._width(chances[:, :1])
+            outside = torch.arange(count, device=ids.device) >= self._width(shares[:, :1])
             tokens.append(ids)
-            scores.append((above + chances).masked_fill(outside, -torch.inf))
+            scores.append((above + shares).masked_fill(outside, -torch.inf))
             parents.append(torch.full_like(ids, parent))
             numbers.append(torch.full((count,), level, device=ids.device))
             parent, reached = reached + 1, reached + count
-            above = above + chances[:, :1]
-            chain.append(ids[:, 0])
-            if level == depth or not worth_a_level(above, allowed > level, worth):
+            above = above + shares[:, :1]
+            if level == limits.depth or not worth_a_level(above, allowed > level, limits.level_worth):
                 break
-            logits = forwards.next(ids[:, 0], level)
+            builder.add_level(ids[:, :1], torch.zeros_like(ids[:, :1]))
         joined = (torch.cat(each, 1) for each in (tokens, parents, scores))
         return Candidates(*joined, levels=torch.cat(numbers), depth=len(tokens))
 
     def _width(self, best: Float[Tensor, "B 1"]) -> Int[Tensor, "B 1"]:
         """Number of candidates for a log-probability of the first."""
-        band = (best.exp() * len(self._options.widths)).long().clamp(max=len(self._options.widths) - 1)
+        band = (best.exp() * len(self._widths)).long().clamp(max=len(self._widths) - 1)
         return self._widths[band]
 
 

@@ -7,17 +7,15 @@ length if the probabilities are right. Nodes are picked, not drawn, so every cho
 from dataclasses import dataclass
 from typing import final
 
-import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from foredraft.core.draft import Draft, Law
-from foredraft.core.drafter import Needs, Plan, View
+from foredraft.core.draft import Draft
+from foredraft.core.drafter import Needs, View
 from foredraft.core.errors import OptionError
 from foredraft.core.options import SizedOptions
-from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.build_context import BuildContext
-from foredraft.drafters.common.draft_runner import DraftRunner, Forwards, RunnerDrafter, RunnerTreeBuilder
+from foredraft.drafters.common.draft_runner import DraftRunner, ModelTreeDrafter, RunnerTreeBuilder
 from foredraft.drafters.common.dynamic_tree import TreeLimits, build_dynamic_tree
 from foredraft.model.base import TargetModel
 from foredraft.model.recording.replay import EAGER, Replay
@@ -44,7 +42,7 @@ class Options(SizedOptions):
 
 
 @final
-class OptTree(RunnerDrafter[DraftRunner]):
+class OptTree(ModelTreeDrafter):
     """Drafts dynamic trees with a small model; see ``DraftRunner``.
 
     Args:
@@ -58,17 +56,11 @@ class OptTree(RunnerDrafter[DraftRunner]):
         needs = Needs(max_nodes=options.nodes, max_depth=min(options.depth, options.nodes), scored=True, ahead=True)
         super().__init__(needs, DraftRunner(model, vocab_size, replay))
 
-    @torch.inference_mode()
-    def propose(self, view: View, plan: Plan) -> Draft:
-        plan = self._runner.planned(view, plan)
-        if not plan.length:
-            return Draft(TokenTree.root(view.roots), Law.FIXED)
-        limits = self._limits.within(plan)
-        allowed = plan.on(view.lengths.device)
-        return self._runner.draft("tree", view, self._limits.expanded, self._tree, allowed, limits)
+    def limits(self, view: View) -> TreeLimits:
+        return self._limits
 
-    def _tree(self, view: View, forwards: Forwards, allowed: Int[Tensor, "B"], limits: TreeLimits) -> Draft:
-        return build_dynamic_tree(RunnerTreeBuilder(forwards, view), allowed, limits)
+    def tree(self, builder: RunnerTreeBuilder, allowed: Int[Tensor, "B"], limits: TreeLimits) -> Draft:
+        return build_dynamic_tree(builder, allowed, limits)
 
 
 def build(options: Options, context: BuildContext) -> OptTree:

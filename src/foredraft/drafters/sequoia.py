@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from foredraft.core.draft import Draft, Law
-from foredraft.core.drafter import Needs, Plan, View
+from foredraft.core.drafter import Needs, View
 from foredraft.core.errors import OptionError
 from foredraft.core.options import SizedOptions
 from foredraft.core.rng import Noise, RandomStream, derive_seeds, draw, first
@@ -22,7 +22,7 @@ from foredraft.core.sampling.warp import Paths, Warp
 from foredraft.core.tree import TokenTree
 from foredraft.core.tree_optimizer import OptimalTrees, best_size, check_acceptance
 from foredraft.drafters.common.build_context import BuildContext
-from foredraft.drafters.common.draft_runner import DraftRunner, Forwards, RunnerDrafter, RunnerTreeBuilder
+from foredraft.drafters.common.draft_runner import DraftRunner, Forwards, ModelTreeDrafter, RunnerTreeBuilder
 from foredraft.drafters.common.drawn_tree import TreeShape, build_static_tree
 from foredraft.drafters.common.dynamic_tree import TreeLimits
 from foredraft.drafters.common.templates import Template
@@ -113,7 +113,7 @@ class Planner:
 
 
 @final
-class Sequoia(RunnerDrafter[DraftRunner]):
+class Sequoia(ModelTreeDrafter):
     """Drafts Sequoia trees with a small model; see ``DraftRunner``.
 
     Args:
@@ -130,18 +130,12 @@ class Sequoia(RunnerDrafter[DraftRunner]):
         needs = Needs(max_nodes=nodes, max_depth=options.depth or min(DEPTH, nodes), scored=True, ahead=True)
         super().__init__(needs, DraftRunner(model, vocab_size, replay))
 
-    @torch.inference_mode()
-    def propose(self, view: View, plan: Plan) -> Draft:
-        plan = self._runner.planned(view, plan)
-        if not plan.length:
-            return Draft(TokenTree.root(view.roots), Law.FIXED)
-        limits = self.planner.shape(view.warp.greedy).limits.within(plan)
-        allowed = plan.on(view.lengths.device)
-        return self._runner.draft("tree", view, limits.expanded, self._tree, allowed, limits)
+    def limits(self, view: View) -> TreeLimits:
+        return self.planner.shape(view.warp.greedy).limits
 
-    def _tree(self, view: View, forwards: Forwards, allowed: Int[Tensor, "B"], limits: TreeLimits) -> Draft:
-        levels = self.planner.shape(view.warp.greedy).levels
-        return build_static_tree(RunnerTreeBuilder(forwards, view), levels, allowed, limits)
+    def tree(self, builder: RunnerTreeBuilder, allowed: Int[Tensor, "B"], limits: TreeLimits) -> Draft:
+        levels = self.planner.shape(builder.view.warp.greedy).levels
+        return build_static_tree(builder, levels, allowed, limits)
 
 
 @torch.inference_mode()

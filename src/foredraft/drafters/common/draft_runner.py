@@ -1,5 +1,6 @@
 """Runs a draft model that reads each row with its own KV cache; base class of drafters with one model."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar, final
@@ -8,8 +9,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import KVSize, Needs, Plan, Rewindable, View
 from foredraft.core.tree import TokenTree
+from foredraft.drafters.common.dynamic_tree import TreeLimits
 from foredraft.drafters.common.tree_builder import TreeBuilder
 from foredraft.engine.nested_loop import NestedLoop
 from foredraft.model.base import TargetModel, widened
@@ -275,3 +278,26 @@ class RunnerTreeBuilder(TreeBuilder):
 
     def _read_level(self, tokens: Int[Tensor, "B F"], places: Int[Tensor, "B F"]) -> Float[Tensor, "B F V"]:
         return self._forwards.level(self.read, self.starts[-1])
+
+
+class ModelTreeDrafter(RunnerDrafter[DraftRunner]):
+    """A drafter of trees with one draft model. Subclasses say how large a tree is, and how it is built."""
+
+    @abstractmethod
+    def limits(self, view: View) -> TreeLimits:
+        """The limits of a draft for these rows, apart from the plan's."""
+
+    @abstractmethod
+    def tree(self, builder: RunnerTreeBuilder, allowed: Int[Tensor, "B"], limits: TreeLimits) -> Draft:
+        """The tree; ``allowed`` is the number of levels that each row may have. Can be recorded."""
+
+    @torch.inference_mode()
+    def propose(self, view: View, plan: Plan) -> Draft:
+        plan = self._runner.planned(view, plan)
+        if not plan.length:
+            return Draft(TokenTree.root(view.roots), Law.FIXED)
+        limits = self.limits(view).within(plan)
+        return self._runner.draft("tree", view, limits.expanded, self._built, plan.on(view.lengths.device), limits)
+
+    def _built(self, view: View, forwards: Forwards, allowed: Int[Tensor, "B"], limits: TreeLimits) -> Draft:
+        return self.tree(RunnerTreeBuilder(forwards, view), allowed, limits)
