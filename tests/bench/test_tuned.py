@@ -36,8 +36,8 @@ def test_a_choice_comes_back_as_it_was_written(tmp_path: Path):
     ("content", "sentence"),
     [
         (b"{", "is not JSON"),
-        (b"[" * 100_000, "is not JSON"),
-        (b"", "may be truncated; run foredraft tune again"),
+        (b"[" * 100_000, "is nested too deep; run foredraft tune again"),
+        (b"", "is not JSON: Expecting value: line 1 column 1 (char 0); run foredraft tune again"),
         (b"{}", "model, drafter, off_from missing or invalid"),
         (b"\xff\xfe", "is not JSON"),
         (b"[]", "is not a JSON object; run foredraft tune again"),

@@ -5,29 +5,35 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from foredraft.core.errors import DataError, DrafterError, UsageError
+from foredraft.core.errors import DataError, DrafterError, UsageError, first_line
 
 
-def read_json(path: str | Path, what: str, remedy: str, error: type[UsageError] = DrafterError) -> dict[str, Any]:
+def read_json(
+    path: str | Path, error: type[UsageError] = DrafterError, *, named: str = "", remedy: str = ""
+) -> dict[str, Any]:
     """Read a JSON object from a file.
 
     Args:
-        what: what the file should be, for the error message.
-        remedy: what to do about a truncated or wrong file, for the error message.
-        error: the exception class to raise.
+        error: the class of the exception.
+        named: the file in its message; by default the path.
+        remedy: what to do about a file with other contents.
 
     Raises:
-        UsageError: the file cannot be read or is not a JSON object (an ``error``).
+        UsageError: the file cannot be read, or is not a JSON object (an ``error``).
     """
+    named, rest = named or repr(str(path)), f"; {remedy}." if remedy else "."
+    begin = named[0].upper() + named[1:]
     try:
-        record = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as found:
-        raise error(f"Cannot read {what} {path}: {found.strerror}.") from None
-    except (ValueError, RecursionError) as found:
-        raise error(f"{path} is not JSON ({found}) and may be truncated; {remedy}.") from None
-    if not isinstance(record, dict):
-        raise error(f"{path} is not a JSON object; {remedy}.")
-    return record
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as reason:
+        raise error(f"Cannot read {named}: {reason.strerror}.") from None
+    except RecursionError:
+        raise error(f"{begin} is nested too deep{rest}") from None
+    except ValueError as reason:
+        raise error(f"{begin} is not JSON: {first_line(reason).rstrip('.')}{rest}") from None
+    if not isinstance(found, dict):
+        raise error(f"{begin} is not a JSON object{rest}")
+    return found
 
 
 def json_object(text: str, where: str) -> dict[str, Any]:

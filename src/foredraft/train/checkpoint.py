@@ -80,7 +80,7 @@ def check_resume(folder: Path, terms: dict[str, Any], write: bool) -> None:
     terms = json.loads(json.dumps(terms))
     if (folder / "checkpoint.pt").exists():
         remedy = "delete it to resume with the current options, or use another folder"
-        stored = read_json(path, "the settings of the run,", remedy, DataError) if path.exists() else {}
+        stored = read_json(path, DataError, remedy=remedy) if path.exists() else {}
         if changed := {key for key, value in terms.items() if stored.get(key, value) != value}:
             raise _settings_changed(folder, changed)
     elif write:

@@ -39,7 +39,7 @@ def read_skip_config(path: str | Path) -> SkipConfig:
     Raises:
         DrafterError: it is missing or has other contents.
     """
-    found = read_json(path, "the layers to skip,", "run foredraft skip again")
+    found = read_json(path, remedy="run foredraft skip again")
     layers, lists = found.get("layers"), [found.get("skip_attention"), found.get("skip_mlp")]
     if not isinstance(layers, int) or not all(isinstance(each, list) for each in lists):
         raise DrafterError(f"{path} is not a file of foredraft skip: it must have layers, skip_attention and skip_mlp.")

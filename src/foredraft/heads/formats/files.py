@@ -1,6 +1,5 @@
 """Reads configs and tensors from a folder without executing code from pickles."""
 
-import json
 import pickle
 import warnings
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from foredraft.core.errors import DrafterError, first_line
+from foredraft.files.read import read_json
 from foredraft.model.hf.hub import fetch
 
 _KNOWN = ("model", "pytorch_model", "medusa_lm_head", "hydra_lm_head")
@@ -152,27 +152,10 @@ def open_checkpoint(name: str, options: Mapping[str, Any] | None = None) -> Chec
         DrafterError: it does not contain a head, or its files are broken.
     """
     folder = fetch(name, options)
-    config = read_json(folder / "config.json", name)
+    if not (folder / "config.json").exists():
+        raise DrafterError(f"The head {name!r} has no config.json.")
+    config = read_json(folder / "config.json", named=f"the config.json of the head {name!r}")
     return Checkpoint(name, config, Weights(_files(folder, name)))
-
-
-def read_json(file: Path, name: str) -> dict[str, Any]:
-    """Read a JSON object from a file of the head ``name``."""
-    try:
-        found = json.loads(file.read_text("utf-8"))
-    except FileNotFoundError as error:
-        raise DrafterError(f"The head {name!r} has no {file.name}.") from error
-    except OSError as error:
-        raise DrafterError(f"Cannot read the {file.name} of the head {name!r}: {error.strerror}.") from error
-    except RecursionError:
-        raise DrafterError(f"The {file.name} of the head {name!r} is nested too deep.") from None
-    except ValueError as error:
-        raise DrafterError(
-            f"The {file.name} of the head {name!r} is not JSON: {first_line(error).rstrip('.')}."
-        ) from error
-    if not isinstance(found, dict):
-        raise DrafterError(f"The {file.name} of the head {name!r} is not a JSON object.")
-    return found
 
 
 def _files(folder: Path, name: str) -> list[Path]:
@@ -194,7 +177,7 @@ def _files(folder: Path, name: str) -> list[Path]:
 
 
 def _shards(index: Path, name: str) -> list[Path]:
-    places = read_json(index, name).get("weight_map")
+    places = read_json(index, named=f"the {index.name} of the head {name!r}").get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):
         raise DrafterError(f"The {index.name} of the head {name!r} has no weight_map.")
     files = [index.parent / file for file in sorted(set(places.values()))]

@@ -46,7 +46,7 @@ def read_tuned(path: str | Path) -> Tuned:
     Raises:
         DrafterError: it does not exist, or is not a tuned file.
     """
-    found = read_json(path, "the tuned drafter", "run foredraft tune again")
+    found = read_json(path, named=f"the tuned drafter {path}", remedy="run foredraft tune again")
     wrong = [name for name in ("model", "drafter") if not isinstance(found.get(name), str)]
     if type(off_from := found.get("off_from")) is not int or off_from < 0:
         wrong.append("off_from")

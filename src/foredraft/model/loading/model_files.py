@@ -1,6 +1,5 @@
 """What the files of a model folder say, checked before anything is built from them."""
 
-import json
 import math
 import os
 from collections.abc import Mapping
@@ -11,6 +10,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from foredraft.core.errors import ModelError, first_line
+from foredraft.files.read import read_json
 
 _SIZES = (
     *("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_size"),
@@ -43,7 +43,7 @@ def check_folder(folder: Path, *, weights: bool) -> None:
     for part in _configs(folder):
         _check_types(folder, part)
     if (folder / "generation_config.json").exists():
-        _json_object(folder / "generation_config.json")
+        read_json(folder / "generation_config.json", ModelError)
 
 
 def check_sizes(folder: Path) -> None:
@@ -69,7 +69,7 @@ def check_sizes(folder: Path) -> None:
 
 def _configs(folder: Path) -> list[dict[str, Any]]:
     """The config of a folder, and that of its language model if it has one of its own."""
-    whole = _json_object(folder / "config.json")
+    whole = read_json(folder / "config.json", ModelError)
     return [part for part in (whole, whole.get("text_config")) if isinstance(part, dict)]
 
 
@@ -87,20 +87,6 @@ def _stored(folder: Path) -> int:
             reason = first_line(error).removeprefix("Error while deserializing header: ").rstrip(".")
             raise ModelError(f"{str(file)!r} is damaged: {reason}.") from error
     return len(names)
-
-
-def _json_object(file: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(file.read_text("utf-8"))
-    except OSError as error:
-        raise ModelError(f"Cannot read {str(file)!r}: {error.strerror}.") from None
-    except RecursionError:
-        raise ModelError(f"{str(file)!r} is nested too deep.") from None
-    except ValueError as error:
-        raise ModelError(f"{str(file)!r} is not JSON: {first_line(error).rstrip('.')}.") from None
-    if not isinstance(found, dict):
-        raise ModelError(f"{str(file)!r} is not a JSON object.")
-    return found
 
 
 def _check_types(folder: Path, config: Mapping[str, Any]) -> None:

@@ -163,7 +163,7 @@ def _read(path: Path, terms: dict[str, Any]) -> Kept | None:
     """The indices found with these settings; None if the file is missing or has other settings."""
     if not path.exists():
         return None
-    found = read_json(path, "the kept indices,", "delete it to start over", DataError)
+    found = read_json(path, DataError, remedy="delete it to start over")
     try:
         inner = {name: tuple(map(tuple, found[name])) for name in ("groups", "intermediate")}
         kept = Kept(tuple(found["layers"]), tuple(found["hidden"]), **inner)
