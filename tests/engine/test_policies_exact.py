@@ -75,7 +75,7 @@ def picked(p: Table, q: Table, plan: Plan) -> Draws:
     chances = {(): 1.0}
     for path in paths:
         chances[path] = chances[path[:-1]] * float(q[len(path) - 1][place(path[:-1]), path[-1]])
-    best = sorted(sorted(paths, key=lambda path: -chances[path])[: plan.at_most(len(paths))], key=len)
+    best = sorted(sorted(paths, key=lambda path: -chances[path])[: plan.nodes or None], key=len)
     numbers = {(): 0, **{path: i for i, path in enumerate(best, start=1)}}
     tokens = torch.tensor([[0, *(path[-1] for path in best)]])
     parents = torch.tensor([[-1, *(numbers[path[:-1]] for path in best)]])

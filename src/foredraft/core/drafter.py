@@ -109,20 +109,6 @@ class Plan:
         """Whether a drafter has anything to do: a draft or a copy."""
         return any(self.lengths) or any(self.copies)
 
-    @property
-    def level_bound(self) -> float:
-        """``level_worth`` where values may be read, else 0; it is another one in each step."""
-        return 0.0 if self.recorded else self.level_worth
-
-    def levels(self, most: int) -> int:
-        """Levels to draft of a tree of ``most`` cheap ones: all of them in a recorded draft, so that its shapes are
-        few; ``lengths`` limits the rows."""
-        return most if self.recorded else min(self.length, most)
-
-    def at_most(self, nodes: int) -> int:
-        """``nodes`` capped at the plan's limit."""
-        return min(nodes, self.nodes) if self.nodes else nodes
-
 
 class KVSize(NamedTuple):
     """Rows and slots per row that a KV cache is allocated for."""

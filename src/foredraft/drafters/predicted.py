@@ -31,8 +31,8 @@ LENGTHS = (3, 7, 15, 31, 63)
 LONGEST = LENGTHS[-1]
 _FIRST, _UNSURE = 15, 7  # length of the first copy, and of the first one after a short match
 _COMPARED = 16  # most tokens compared to find the place again
-_SURE = 3  # a match of so many tokens counts everywhere
-_NEAR = 24  # a shorter one at most so many tokens behind the place left, and so soon after
+_SURE = 3  # tokens of a match that counts everywhere
+_NEAR = 24  # a shorter one counts up to this many tokens behind the place left, and after it was left
 _TRIED = 512  # most places of a token that are compared, before the place left and after it
 _EDIT = 12  # most tokens of a replacement that is expected again
 
@@ -80,7 +80,7 @@ class PredictionCursor:
         self._guess: _Edit | None = None  # the replacement before a place that no token has confirmed yet
 
     def draft(self, most: int) -> list[int]:
-        """The tokens to copy in the next step, at most so many; empty if the place is unknown."""
+        """The tokens to copy in the next step, ``most`` or fewer; none if the place is unknown."""
         tokens: list[int] = []
         ahead = self._next(self._place)
         while ahead is not None and len(tokens) < min(self._length, most):

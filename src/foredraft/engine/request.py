@@ -90,7 +90,7 @@ class RequestStats:
     reached: dict[int, int] = field(default_factory=dict)  # number of accepted paths by length
 
     def add(self, row: RowStep, kept: int, draft_seconds: float, verify_seconds: float, seconds: float) -> None:
-        """Add a step of which the output kept so many tokens. Times are of the whole step."""
+        """Add a step of which the output has ``kept`` tokens. Times are of the whole step."""
         if not self.forwards:
             self.first_at = time.perf_counter()
         self.tokens += kept

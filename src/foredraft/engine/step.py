@@ -258,7 +258,7 @@ class Stepper:
         return Drafted(plan, draft, proposal, rule, levels, start, _Mark(self.target.device))
 
     def _width(self, nodes: int) -> int:
-        """The node count of a forward of so many nodes on a CPU."""
+        """The node count of a forward of this many nodes on a CPU."""
         return nodes if self.target.any_width else round_up(nodes)
 
     def _sized(self, draft: Draft) -> Draft:

@@ -56,9 +56,10 @@ class TreeLimits(NamedTuple):
 
     def within(self, plan: Plan) -> "TreeLimits":
         """These and the plan's."""
-        nodes = plan.at_most(self.nodes)
+        nodes = min(self.nodes, plan.nodes or self.nodes)
         depth = min(plan.length, self.depth, nodes)
-        return TreeLimits(nodes, depth, self.top_k, plan.level_bound, not plan.recorded)
+        worth = 0.0 if plan.recorded else plan.level_worth  # it is another one in each step
+        return TreeLimits(nodes, depth, self.top_k, worth, not plan.recorded)
 
 
 def _full(parts: Sequence[tuple[Tensor, Tensor, Tensor]], above: Float[Tensor, "B K"], nodes: int) -> bool:

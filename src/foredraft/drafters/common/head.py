@@ -28,10 +28,10 @@ class HeadDrafter(Drafter, Generic[S]):
         self.needs = needs
 
     def _within(self, limits: TreeLimits, plan: Plan) -> TreeLimits:
-        """These limits and the plan's."""
+        """These limits and the plan's. A recorded draft has all levels, which are cheap, so that its shapes are few."""
         plan = self._state.planned(plan)
         own = limits.within(plan)
-        return own._replace(depth=min(plan.levels(limits.depth), own.nodes))
+        return own._replace(depth=min(limits.depth, own.nodes)) if plan.recorded else own
 
     @torch.inference_mode()
     def fuse(self, hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> Mapping[int, Float[Tensor, "1 F G"]]:
