@@ -128,21 +128,12 @@ def test_paused_calls_rest_until_they_are_resumed(tmp_path: Path):
     run(check)
 
 
-def test_a_cancelled_call_is_killed(tmp_path: Path):
+@pytest.mark.parametrize("closes", [False, True])
+def test_no_process_is_left_of_a_cancelled_call_or_after_close(closes: bool, tmp_path: Path):
     async def check(calls: LimitedCalls) -> None:
         call = asyncio.ensure_future(calls.run(limited_functions.rest, tmp_path / "process"))
         process = await resting(tmp_path / "process")
-        call.cancel()
-        await gone(process)
-
-    run(check)
-
-
-def test_no_process_is_left_after_close(tmp_path: Path):
-    async def check(calls: LimitedCalls) -> None:
-        call = asyncio.ensure_future(calls.run(limited_functions.rest, tmp_path / "process"))
-        process = await resting(tmp_path / "process")
-        calls.close()
+        calls.close() if closes else call.cancel()
         await gone(process)
         call.cancel()
 

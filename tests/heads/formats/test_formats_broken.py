@@ -33,7 +33,7 @@ def test_what_is_not_there(tmp_path: Path, lm: CausalLM):
     (tmp_path / "file").write_text("")
     refused(str(tmp_path / "file"), lm, "is a file; expected a folder", ModelError)
     (tmp_path / "empty").mkdir()
-    refused(str(tmp_path / "empty"), lm, "has no config.json")
+    refused(str(tmp_path / "empty"), lm, "Cannot read the config.json of the head .*: No such file or directory")
     refused(hf.put(tmp_path / "a", LLAMA, {}, ""), lm, "has no weights")
 
 

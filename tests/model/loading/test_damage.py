@@ -134,7 +134,7 @@ def test_a_damaged_model_is_one_sentence(damage: str, model: Path, tmp_path: Pat
 
 
 HEADS: dict[str, tuple[Damage, str]] = {
-    "no config": (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
+    "no config": (lambda folder: (folder / "config.json").unlink(), "Cannot read the config.json of the head"),
     "no weights": (lambda folder: (folder / WEIGHTS).unlink(), "has no weights"),
     "config is nested": (put("config.json", "[" * 100_000), "is nested too deep"),
     "config is null": (put("config.json", "null"), "is not a JSON object"),

@@ -152,8 +152,6 @@ def open_checkpoint(name: str, options: Mapping[str, Any] | None = None) -> Chec
         DrafterError: it does not contain a head, or its files are broken.
     """
     folder = fetch(name, options)
-    if not (folder / "config.json").exists():
-        raise DrafterError(f"The head {name!r} has no config.json.")
     config = read_json(folder / "config.json", named=f"the config.json of the head {name!r}")
     return Checkpoint(name, config, Weights(_files(folder, name)))
 
