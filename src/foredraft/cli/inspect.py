@@ -46,12 +46,12 @@ def command(
     from foredraft.model.loading.describe import inspect_gguf, inspect_model
 
     found: dict[str, Any]
-    if is_gguf(path):
-        info = inspect_gguf(GgufFile(fetch_file(path)))
+    if is_gguf(source := resolve(path)):
+        info = inspect_gguf(GgufFile(fetch_file(source)))
         found, panel = asdict(info), _gguf_panel(path, info)
     else:
         try:
-            found = to_json(inspect_head(resolve(path)))
+            found = to_json(inspect_head(source))
             panel = _panel(path, found)
         except WholeModelError:
             model = inspect_model(path)

