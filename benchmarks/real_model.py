@@ -160,7 +160,7 @@ def notes(file: RunFile, path: Path) -> list[str]:
     repeats = json.loads(repeats_of(path).read_text(encoding="utf-8"))
     shown = ", ".join(f"{task} {share:.2f}" for task, share in repeats.items())
     origin = file.provenance[-1]
-    made = origin_line(origin).replace("float32", origin["settings"]["weights"] or "float32")
+    made = origin_line(origin, origin["settings"]["weights"] or "float32")
     return [
         f"Texts equal to plain decoding's of the same seed: {same} of {len(others)}. {prompts} prompts and turns. "
         f"Share of repeated 4-grams in greedy answers: {shown}. {made}. "

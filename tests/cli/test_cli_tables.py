@@ -1,17 +1,15 @@
-"""The commands that run no model of the user's, and the demo."""
+"""The commands that run no model of the user's."""
 
 import importlib
 import json
 import shlex
-from dataclasses import fields, replace
-from pathlib import Path
+from dataclasses import fields
 
 import pytest
-from cli_cases import PROMPT, Run
+from cli_cases import Run
 
 from foredraft.bench.report.plots import SUFFIXES
 from foredraft.cli import COMMANDS, build, completion_names as names
-from foredraft.cli.demo import Contest
 from foredraft.compose.spec import find
 from foredraft.core.options import describe_options, read_options
 from foredraft.core.theory import best_length
@@ -128,27 +126,3 @@ def test_theory_says_when_nothing_pays_and_when_more_would_pay(run: Run):
     assert "No gain" in ended.out and "plain decoding" in ended.out
     assert json.loads(run("theory", "--alpha", ".3", "--cost", ".4", "--json").out)["pays"] is False
     assert "longer drafts give more" in run("theory", "--alpha", ".9", "--cost", "0").out
-
-
-def test_the_demo_with_the_bundled_models(run: Run):
-    ended = run("demo", "--max-new-tokens", "8", "--runs", "1")
-    assert ended.status == 0, ended.err
-    assert "same tokens: yes" in ended.out and "\x1b" not in ended.out
-    for word in ("plain", "eagle3", "prompt_lookup", "tokens/s", "acceptance length", "speed-up"):
-        assert word in ended.out
-
-
-def test_the_demo_with_a_model_of_ones_own(run: Run, model: Path):
-    ended = run("demo", "-m", model, "-d", f"draft_model:{model}", PROMPT, "--max-new-tokens", "8", "--runs", "2")
-    assert ended.status == 0, ended.err
-    assert "median of 2 runs" in " ".join(ended.out.split()) and "prompt_lookup" not in ended.out
-    plain, fast = (ended.out.split(f"{name}:\n")[1].split("\n\n")[0] for name in ("plain", "draft_model"))
-    assert plain == fast
-
-
-def test_the_demo_fails_if_tokens_differ(run: Run, model: Path, monkeypatch: pytest.MonkeyPatch):
-    run_contest = Contest.run
-    monkeypatch.setattr(Contest, "run", lambda *arguments: replace(run_contest(*arguments), same=False))
-    ended = run("demo", "-m", model, "-d", "prompt_lookup", PROMPT, "--max-new-tokens", "4", "--runs", "1")
-    assert ended.status == 1 and "same tokens: NO" in ended.out
-    assert run("demo", "--runs", "0").refusal

