@@ -37,9 +37,9 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.fixture
-def environment(plain_environment: None) -> dict[str, str]:
+def environment(plain_environment: None, tmp_path: Path) -> dict[str, str]:
     """For commands in a process of their own."""
-    return {**processes.environment(), "TERM": "xterm-256color"}
+    return {**processes.environment(), "TERM": "xterm-256color", "XDG_STATE_HOME": str(tmp_path / "state")}
 
 
 def save_model(folder: Path, **changes: object) -> Path:

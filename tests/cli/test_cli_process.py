@@ -142,9 +142,9 @@ class Terminal:
             assert self._read(), f"no {text!r} in {self.seen[-1000:]!r}"
         self._waited = place + len(text)
 
-    def wait_for_more(self) -> None:
-        """Read on until there is anything new."""
-        while len(self.seen) == self._waited:
+    def wait_for_text(self) -> None:
+        """Read on until there is anything new but control sequences."""
+        while not re.sub(r"\x1b\[\??\d*\w|\s", "", self.seen[self._waited :]):
             assert self._read()
 
     def type(self, keys: str) -> None:
@@ -181,15 +181,46 @@ def test_a_talk_on_a_terminal(environment, model: Path):
         terminal.wait_for("you> ")
         terminal.type("Hello\n")
         terminal.wait_for("Hello\r\n")
-        terminal.wait_for_more()
+        terminal.wait_for_text()
         terminal.type("\x03")
-        terminal.wait_for("(interrupted)")
+        terminal.wait_for(" · interrupted")
         terminal.wait_for("you> ")
         terminal.type("/stats\n")
-        terminal.wait_for("1 turn · ")
+        terminal.wait_for("1 turn, ")
         terminal.wait_for("you> ")
-        terminal.press("\x03", until="Ctrl-D or /exit quits.")
+        terminal.press("\x03", until="Ctrl-D or /quit quits.")
         terminal.wait_for("you> ")
-        terminal.type("/exit\n")
+        terminal.type("/set max_new_tokens 3\n")
+        terminal.wait_for("max_new_tokens 3\r\n")
+        terminal.wait_for("you> ")
+        terminal.type('"""\n')
+        terminal.wait_for("...> ")
+        terminal.type('/of two\\\nlines"""\n')
+        terminal.wait_for("3 tokens · ")
+        terminal.wait_for(" · cut at max_new_tokens")
+        terminal.wait_for("you> ")
+        terminal.type("/nonsense\n")
+        terminal.wait_for("Unknown command '/nonsense'")
+        terminal.wait_for("you> ")
+        terminal.type("\x04")
         assert terminal.end() == 0
     assert "Traceback" not in terminal.seen
+
+
+def test_the_arrow_keys_bring_the_lines_of_an_earlier_chat(environment, model: Path):
+    pytest.importorskip("readline")
+    chat = ["chat", "-m", str(model), "-d", "none", "--max-new-tokens", "3"]
+    with Terminal(chat, environment) as terminal:
+        terminal.wait_for("you> ")
+        terminal.type("What is the time?\n")
+        terminal.wait_for("3 tokens")
+        terminal.wait_for("you> ")
+        terminal.type("/quit\n")
+        assert terminal.end() == 0
+    with Terminal([*chat, "--quiet"], environment) as terminal:
+        terminal.wait_for("you> ")
+        terminal.type("\x1b[A\x1b[A")
+        terminal.wait_for("What is the time?")
+        terminal.type("\x15/exit\n")
+        assert terminal.end() == 0
+    assert "tokens/s" not in terminal.seen

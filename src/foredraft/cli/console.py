@@ -2,10 +2,13 @@
 
 import contextlib
 import io
+import re
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
@@ -81,6 +84,50 @@ class TextOut:
             text = f"{self._on}{text}\x1b[0m"
         sys.stdout.write(text)
         sys.stdout.flush()
+
+
+class WordWrap:
+    """Streams text through a ``TextOut``; on a terminal, lines of prose break between words.
+
+    A word is shown at its end. Code between lines of three backquotes is left as it is, so that it can be copied.
+    """
+
+    def __init__(self, out: TextOut) -> None:
+        self._out = out
+        self._space = ""
+        self._word: list[tuple[str, bool]] = []
+        self._line = ""  # so far, without what is held back
+        self._code = False
+
+    def __call__(self, text: str, drafted: bool = False) -> None:
+        if not self._out.terminal:
+            return self._out(text, drafted)
+        for part in re.split(r"(\s)", text):
+            if part and not part.isspace():
+                self._word.append((part, drafted))
+            elif part:
+                self._end_word()
+                self._space += part
+            if part == "\n":
+                self._code ^= self._line.startswith("```")
+                self._out(self._space)
+                self._space = self._line = ""
+
+    def _end_word(self) -> None:
+        word = "".join(text for text, _ in self._word)
+        if not word:
+            return
+        if not self._code and self._line and cell_len(self._line + self._space + word) > _columns():
+            self._space, self._line = "\n", ""
+        self._line += self._space.strip("\n") + word
+        self._out(self._space)
+        for text, drafted in self._word:
+            self._out(text, drafted)
+        self._space, self._word = "", []
+
+
+def _columns() -> int:
+    return shutil.get_terminal_size().columns
 
 
 def legend(console: Console) -> Text:

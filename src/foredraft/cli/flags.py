@@ -21,9 +21,10 @@ class FlagGroup:
 
     A flag that is on by default becomes ``--no-...``. The fields in ``first`` come first; the ``others`` follow, unless
     it is false. Left out are fields whose type has no command-line form (mappings, functions), those with
-    ``flag=False`` in their metadata, and those in ``without``. ``names`` overrides option names, which default to the
-    field's name with dashes; ``complete`` gives functions that complete values. ``help``, ``names`` and ``complete``
-    may also be in a field's metadata, and help in the docstring (see ``describe_options``).
+    ``flag=False`` in their metadata, and those in ``without``. ``defaults`` replace the fields'. ``names`` overrides
+    option names, which default to the field's name with dashes; ``complete`` gives functions that complete values.
+    ``help``, ``names`` and ``complete`` may also be in a field's metadata, and help in the docstring (see
+    ``describe_options``).
     """
 
     kind: type
@@ -33,6 +34,7 @@ class FlagGroup:
     first: tuple[str, ...] = ()
     others: bool = True
     without: tuple[str, ...] = ()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
     complete: Mapping[str, Callable[[str], list[str]]] = field(default_factory=dict)
 
     def parameters(self) -> list[inspect.Parameter]:
@@ -42,7 +44,8 @@ class FlagGroup:
             form = _form(each.type)
             if form is None:
                 continue
-            default = (False if each.default is True else each.default) if form.simple else None
+            own = self.defaults.get(each.name, each.default)
+            default = (False if own is True else own) if form.simple else None
             info = typer.Option(
                 *self._names(each),
                 help=self.help.get(each.name) or each.metadata.get("help") or _capitalized(documented[each.name]),
