@@ -76,7 +76,10 @@ class CausalLM(TargetModel):
         self.weight_bytes: int = weight_bytes(model)
         self.ranks: int = model.tp_size or 1
         self.why_eager = why_eager(model)
-        self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+        parameters = inspect.signature(model.forward).parameters
+        self._keeps_logits = "logits_to_keep" in parameters
+        # its name from transformers 5.24 on; before, and in models with code of their own, past_key_values
+        self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
         self._taps = Taps(model, ())
         weight = any_weight(model)
         self._device_and_dtype = (weight.device, weight.dtype)
@@ -253,14 +256,15 @@ class CausalLM(TargetModel):
         else:
             by_type = self._attention.prepared(step.masks(self.dtype))
         masks = by_type if self.layout.by_type else next(iter(by_type.values()))
-        options: dict[str, Any] = {"logits_to_keep": keep} if keep is not None and self._keeps_logits else {}
+        options: dict[str, Any] = {self._cache_argument: view}
+        if keep is not None and self._keeps_logits:
+            options["logits_to_keep"] = keep
         if observer is not None:
             options["observer"] = observer
         output = self.model(
             input_ids=step.tokens,
             position_ids=step.positions,
             attention_mask=masks,
-            past_key_values=view,
             use_cache=True,
             **options,
         )

@@ -76,14 +76,16 @@ _IGNORED = {
     *("bos_token_id", "pad_token_id", "decoder_start_token_id", "transformers_version", "return_dict_in_generate"),
     *("early_stopping", "length_penalty", "low_memory", "disable_compile", "renormalize_logits"),
 }
-_INPUTS = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "cache_position"}
+_CACHES = ("cache", "past_key_values")
+"""Names of the cache: from transformers 5.24 on, and before."""
+_INPUTS = {"attention_mask", "position_ids", "use_cache", "logits_to_keep", "cache_position", *_CACHES}
 _DROPPED = {
     "streamer": "pass it to spec.generate(model, streamer=...) or to speculative(streamer=...)",
     "assistant_model": "pass it to speculative as the drafter",
     "assistant_tokenizer": "name the assistant in the drafter, as in universal:PATH",
     "synced_gpus": "processes that share a model would have to accept the same tokens",
     "custom_generate": "spec.generate is one already",
-    "past_key_values": _CACHE,
+    **dict.fromkeys(_CACHES, _CACHE),
 }
 """Arguments that ``generate`` does not pass to a ``custom_generate``: what to do instead, or why they are refused."""
 
@@ -154,9 +156,10 @@ def check_inputs(model: PreTrainedModel, input_ids: Tensor, inputs: Mapping[str,
     for name, value in inputs.items():
         if name not in _INPUTS and value is not None and value is not False:
             raise OptionError(f"{name} is not available while drafting: foredraft runs the model on token ids only.")
-    cache = inputs.get("past_key_values")
-    if cache is not None and (cache.get_seq_length() > 0 or vars(cache).get("_is_user_defined", False)):
-        raise OptionError(f"past_key_values is not available while drafting: {_CACHE}.")
+    for name in _CACHES:
+        cache = inputs.get(name)
+        if cache is not None and (cache.get_seq_length() > 0 or vars(cache).get("_is_user_defined", False)):
+            raise OptionError(f"{name} is not available while drafting: {_CACHE}.")
     mask, positions = inputs.get("attention_mask"), inputs.get("position_ids")
     if positions is None or positions.ndim != 2:
         return

@@ -77,7 +77,8 @@ def _cached(name: str, model: Any) -> list[Tensor]:
     """Keys and values ``[1, heads, 1, width]`` that a forward of one token leaves, without data."""
     try:
         with torch.no_grad():  # in bfloat16, which all kernels without data take
-            cache = model.bfloat16()(torch.zeros(1, 1, dtype=torch.long, device="meta"), use_cache=True).past_key_values
+            output = model.bfloat16()(torch.zeros(1, 1, dtype=torch.long, device="meta"), use_cache=True)
+        cache = output["cache"] if "cache" in output else output["past_key_values"]  # its name from transformers 5.24 on
         return [part for layer in cache.layers for part in (layer.keys, layer.values)]
     except Exception as error:  # depends on the model
         raise ModelError(
