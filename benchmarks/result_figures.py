@@ -122,13 +122,14 @@ def cpu_engines() -> Claim:
     ]
     value = {row.name: row.value for row in rows}
     origin = lines["provenance"][0]
+    chats = len({(run["task"], run["prompt_tokens"]) for run in lines["run"]})
     return Claim(
         f"Before anything is drafted, one thread decodes {value['foredraft, Q4_0']:.0f} tokens per second in Q4_0, "
         f"{value['foredraft, Q4_0'] / value['llama.cpp, Q4_0']:.2f} times llama.cpp's rate; in Q4_1 "
         f"{value['foredraft, Q4_1'] / value['OpenVINO GenAI, Q4_1']:.2f} times OpenVINO GenAI's, and in Q8_0 "
         f"{value['foredraft, Q8_0'] / value['llama.cpp, Q8_0']:.2f} times llama.cpp's.",
         facts_of(rows, ".1f"),
-        f"{origin['model']}, medians of 17 chats, {origin['new_tokens']} new tokens, greedy; {origin['device']}, "
+        f"{origin['model']}, medians of {chats} chats, {origin['new_tokens']} new tokens, greedy; {origin['device']}, "
         f"commit {origin['commit'][:9]}, {origin['date']}",
         lambda: rows_figure("Tokens per second, plain decoding, one thread", rows, "{:.0f}".format),
     )
