@@ -78,7 +78,7 @@ def _cached(name: str, model: Any) -> list[Tensor]:
     try:
         with torch.no_grad():  # in bfloat16, which all kernels without data take
             output = model.bfloat16()(torch.zeros(1, 1, dtype=torch.long, device="meta"), use_cache=True)
-        cache = output["cache"] if "cache" in output else output["past_key_values"]  # its name from transformers 5.24 on
+        cache = output["cache" if "cache" in output else "past_key_values"]  # from transformers 5.24 on, and before
         return [part for layer in cache.layers for part in (layer.keys, layer.values)]
     except Exception as error:  # depends on the model
         raise ModelError(
