@@ -141,10 +141,10 @@ def described(text: str, name: str, facts: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("pictures", nargs="*", choices=("terminal", "speed"), default=["terminal", "speed"])
+    parser.add_argument("pictures", nargs="*", metavar="PICTURE", help="terminal or speed; default: both")
     args = parser.parse_args()
     made = {"terminal": terminal, "speed": speed}
-    for name in args.pictures:
+    for name in args.pictures or made:
         (FIGURES / f"{name}.svg").write_text(made[name]().rstrip() + "\n", encoding="utf-8")
 
 
