@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from origin import origin_line, provenance
+from pictures import grounded
 from torch import Tensor
 
 import foredraft
@@ -126,7 +127,7 @@ def draw(found: dict[str, Any], origin: dict[str, Any]) -> str:
     axes.legend(loc="lower right")
     axes.set_title("Acceptance at one node, temperature 1")
     figure.supxlabel(f"Bundled target and draft model.\n{origin_line(origin)}", x=0.01, ha="left", fontsize=6)
-    return plots.themed_svg(figure, "Acceptance at one node by the number of children")
+    return grounded(plots.themed_svg(figure, "Acceptance at one node by the number of children"))
 
 
 def main() -> None:

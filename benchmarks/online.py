@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 from origin import provenance
+from pictures import grounded
 from reading import read
 
 import foredraft
@@ -167,7 +168,7 @@ def draw(arms: dict[str, list[dict]], *also: Path) -> None:
     axes.set_ylabel(f"acceptance length, last {WINDOW} requests")
     axes.legend(loc="lower right")
     FIGURE.parent.mkdir(exist_ok=True)
-    FIGURE.write_text(plots.themed_svg(figure, "Acceptance while topics change") + "\n", encoding="utf-8")
+    FIGURE.write_text(grounded(plots.themed_svg(figure, "Acceptance while topics change")) + "\n", encoding="utf-8")
     for path in also:
         plots.save(figure, path)
 

@@ -128,9 +128,13 @@ def speed() -> str:
     figure.supxlabel(caption, x=0.01, ha="left", fontsize=7)
     figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1)
     text = plots.themed_svg(figure, "Speed-up by method")
+    return described(grounded(text), "", caption)
+
+
+def grounded(text: str) -> str:
+    """A themed SVG on a dark ground of its own: an image does not know whether its page is light or dark."""
     ground = f'<rect width="100%" height="100%" rx="8" fill="{GROUND}"/>'
-    text = re.sub(r"(<svg [^>]*)>", rf'\1 style="color:{INK}">{ground}', text, count=1)
-    return described(text, "", caption)
+    return re.sub(r"(<svg [^>]*)>", rf'\1 style="color:{INK}">{ground}', text, count=1)
 
 
 def described(text: str, name: str, facts: str) -> str:

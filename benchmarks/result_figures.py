@@ -20,7 +20,7 @@ import policy_tables
 import real_model
 import speed_tables
 from origin import origin_line
-from pictures import GROUND, INK, described
+from pictures import described, grounded
 from policy_tables import IN_SHORT, POLICY
 from reading import read
 
@@ -247,9 +247,7 @@ def drawn(claim: Claim) -> str:
     text = re.sub(
         r'(id="|#)[A-Za-z0-9-]{40,}-', r"\1", text
     )  # a sentence is a long prefix, and no other picture is near
-    ground = f'<rect width="100%" height="100%" rx="8" fill="{GROUND}"/>'
-    text = re.sub(r"(<svg [^>]*)>", rf'\1 style="color:{INK}">{ground}', text, count=1)
-    return described(text, "", description(claim)).rstrip() + "\n"
+    return described(grounded(text), "", description(claim)).rstrip() + "\n"
 
 
 def block(name: str) -> str:
