@@ -18,9 +18,9 @@ from foredraft.core.draft import Draft
 from foredraft.core.drafter import Plan, View
 from foredraft.core.errors import NumericsError
 from foredraft.core.sampling.params import SamplingParams
+from foredraft.core.sampling.stop import StopRules
 from foredraft.drafters.online.method import Online
 from foredraft.drafters.online.trainer import Options as OnlineOptions
-from foredraft.core.sampling.stop import StopRules
 from foredraft.engine.generator import Generator
 from foredraft.engine.prefix_cache import BLOCK, PrefixCache, block_keys
 from foredraft.engine.request import Request, Sequence

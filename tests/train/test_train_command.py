@@ -108,7 +108,7 @@ def test_drafts_are_boosted(train: Train, place: Path, tmp_path: Path):
         ("eagle3", ("--taps", "3", "--taps", "1"), "taps must be different layers, from low to high"),
         ("eagle3", ("--length", "4"), "Samples of 4 tokens are too short for 5 steps"),
         ("eagle3", ("--length", "4000"), "too few for 17 windows of 4000"),
-        ("medusa", ("--heads", "0"), "heads and layers must be 1 or more"),
+        ("medusa", ("--heads", "0"), "heads must be 1 or more, not 0."),
         ("medusa", ("--device", "cuda:9"), "Training would run on "),
         ("medusa", ("--learning-rate", "1"), "--learning-rate"),
         ("medusa", ("--start", "nowhere"), "nowhere"),

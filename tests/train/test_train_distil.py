@@ -95,7 +95,7 @@ def test_options_out_of_range():
     for wrong in ({"loss": "mse"}, {"weight": 1.0}, {"rows": 0}):
         with pytest.raises(OptionError):
             Options(**wrong)
-    with pytest.raises(OptionError, match="easy must be from 0 to 1"):
+    with pytest.raises(OptionError, match="easy must be 1 or less, not 2.0"):
         boost.Options(easy=2.0)
 
 

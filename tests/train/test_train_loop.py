@@ -158,12 +158,12 @@ def test_a_loss_that_is_no_number_ends_it_and_is_never_kept(tmp_path: Path, repo
     [
         ({"batch": 0}, "batch must be 1 or more"),
         ({"report": 0}, "report must be 1 or more"),
-        ({"precision": "fp16"}, "Unknown precision 'fp16'. Known: auto, bf16, fp32"),
-        ({"lr": 0.0}, "lr and clip must be above 0"),
-        ({"lr": float("nan")}, "lr and clip must be above 0"),
-        ({"warmup": 2.0}, "floor and warmup must be from 0 to 1"),
-        ({"weight_decay": -1.0}, "weight_decay 0 or more"),
-        ({"beta2": 1.0}, "beta1 and beta2 must be 0 or more and below 1"),
+        ({"precision": "fp16"}, "Unknown precision 'fp16'. Did you mean bf16\\? Known: auto, bf16, fp32"),
+        ({"lr": 0.0}, "lr must be above 0, not 0.0"),
+        ({"lr": float("nan")}, "lr must be above 0, not nan"),
+        ({"warmup": 2.0}, "warmup must be 1 or less, not 2.0"),
+        ({"weight_decay": -1.0}, "weight_decay must be 0 or more, not -1.0"),
+        ({"beta2": 1.0}, "beta2 must be below 1, not 1.0"),
     ],
 )
 def test_options_out_of_range(options: dict[str, Any], sentence: str):

@@ -195,9 +195,9 @@ def test_states_cannot_be_kept_of_a_target_that_changes(place: Path):
     ("options", "sentence"),
     [
         ({"own": "mse"}, "Unknown own loss 'mse'. Known: ce, kl"),
-        ({"alone": 1.0}, "alone must be at least 0 and below 1"),
-        ({"ramp": -0.1}, "ramp from 0 to 1"),
-        ({"pace": 0.0}, "weight and pace must be above 0"),
+        ({"alone": 1.0}, "alone must be below 1, not 1.0"),
+        ({"ramp": -0.1}, "ramp must be 0 or more, not -0.1"),
+        ({"pace": 0.0}, "pace must be above 0, not 0.0"),
     ],
 )
 def test_options_out_of_range(options: dict[str, Any], sentence: str):

@@ -169,9 +169,9 @@ def test_what_is_said_along_the_way():
 
 
 def test_what_cannot_be():
-    for options in ({"steps": 0}, {"share": 0.0}, {"share": 1.5}):
-        with pytest.raises(OptionError, match="steps must be 1 or more, and share"):
-            Options(**options)
+    for name, value, bound in (("steps", 0, "1 or more"), ("share", 0.0, "above 0"), ("share", 1.5, "1 or less")):
+        with pytest.raises(OptionError, match=f"{name} must be {bound}, not {value}."):
+            Options(**{name: value})
     net = made()
     with pytest.raises(OptionError, match="Unknown loss 'cc'.*Known: ce, jsd, kl"):
         Eagle3Recipe(net, Options(loss="cc"))

@@ -1,6 +1,7 @@
 """Base classes of drafter options, checks of ranges, and parsing from ``option=value`` strings."""
 
 import inspect
+import operator
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
@@ -11,6 +12,7 @@ from foredraft.core.law import Law
 from foredraft.core.sampling.params import check_known
 
 T = TypeVar("T")
+_NONE: Mapping[str, float] = {}
 
 
 class DrafterOptions:
@@ -39,7 +41,8 @@ class SizedOptions(DrafterOptions):
     """Options of methods with a variable draft size.
 
     num_assistant_tokens_schedule: auto, the size with the most tokens per second; constant, always the largest; or
-        heuristic, transformers' rule (plus 2 after full acceptance, else minus 1). See docs/schedules.md.
+        heuristic, transformers' rule for the length: two more after full acceptance, else one less. See
+        docs/schedules.md.
     """
 
     num_assistant_tokens_schedule: str = "auto"
@@ -49,28 +52,29 @@ class SizedOptions(DrafterOptions):
         return self.num_assistant_tokens_schedule
 
 
-def check_least(options: object, least: Mapping[str, float]) -> None:
-    """Check that fields are not below their least values; None is allowed.
+def check_bounds(
+    options: object,
+    *,
+    least: Mapping[str, float] = _NONE,
+    most: Mapping[str, float] = _NONE,
+    above: Mapping[str, float] = _NONE,
+    below: Mapping[str, float] = _NONE,
+) -> None:
+    """Check that fields keep to their bounds; None is allowed, NaN is not.
 
     Raises:
-        OptionError: one is; the message has its name and its value.
+        OptionError: one does not; the message has its name and its value.
     """
-    for name, bound in least.items():
-        value = getattr(options, name)
-        if value is not None and not value >= bound:
-            raise OptionError(f"{name} must be {bound} or more, not {value}.")
-
-
-def check_most(options: object, most: Mapping[str, float]) -> None:
-    """Check that fields are not above their greatest values; None is allowed.
-
-    Raises:
-        OptionError: one is; the message has its name and its value.
-    """
-    for name, bound in most.items():
-        value = getattr(options, name)
-        if value is not None and not value <= bound:
-            raise OptionError(f"{name} must be {bound} or less, not {value}.")
+    for bounds, keeps, words in (
+        (least, operator.ge, "{} or more"),
+        (most, operator.le, "{} or less"),
+        (above, operator.gt, "above {}"),
+        (below, operator.lt, "below {}"),
+    ):
+        for name, bound in bounds.items():
+            value = getattr(options, name)
+            if value is not None and not keeps(value, bound):
+                raise OptionError(f"{name} must be {words.format(bound)}, not {value}.")
 
 
 def read_pairs(pairs: Iterable[str]) -> dict[str, str]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from foredraft.core.draft import Draft, Law, Verdict
 from foredraft.core.drafter import Drafter, KVSize, Needs, Plan, StepOut, View
 from foredraft.core.errors import OptionError
-from foredraft.core.options import SizedOptions
+from foredraft.core.options import SizedOptions, check_bounds
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.build_context import BuildContext
 from foredraft.drafters.common.composite import CompositeDrafter, Hidden
@@ -42,10 +42,7 @@ class Options(SizedOptions):
         return Law.FIXED
 
     def __post_init__(self) -> None:
-        if self.hold < 2:
-            raise OptionError("hold must be 2 or more: the first step of a drafter is not measured.")
-        if self.exploration < 0:
-            raise OptionError("exploration must not be negative.")
+        check_bounds(self, least={"hold": 2, "exploration": 0})
 
 
 class Arm(NamedTuple):

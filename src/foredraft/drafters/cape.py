@@ -14,7 +14,7 @@ from torch import Tensor
 from foredraft.core.draft import Draft
 from foredraft.core.drafter import Needs, View
 from foredraft.core.errors import OptionError
-from foredraft.core.options import SizedOptions
+from foredraft.core.options import SizedOptions, check_bounds
 from foredraft.drafters.common.build_context import BuildContext
 from foredraft.drafters.common.draft_runner import DraftRunner, ModelTreeDrafter, RunnerTreeBuilder
 from foredraft.drafters.common.dynamic_tree import TreeLimits
@@ -36,8 +36,7 @@ class Options(SizedOptions):
     widths: tuple[int, ...] = (7, 5, 3, 1)
 
     def __post_init__(self) -> None:
-        if self.num_assistant_tokens < 1:
-            raise OptionError("num_assistant_tokens must be 1 or more.")
+        check_bounds(self, least={"num_assistant_tokens": 1})
         if not self.widths or min(self.widths) < 1:
             raise OptionError("widths must be whole numbers of 1 or more, one per confidence band, such as 7x5x3x1.")
 

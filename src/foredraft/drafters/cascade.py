@@ -14,8 +14,8 @@ from torch import Tensor
 
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Needs, Plan, View
-from foredraft.core.errors import DrafterError, OptionError
-from foredraft.core.options import SizedOptions
+from foredraft.core.errors import DrafterError
+from foredraft.core.options import SizedOptions, check_bounds
 from foredraft.drafters.common.build_context import BuildContext, NestedDrafter
 from foredraft.drafters.common.chain import ChainLimits, build_chain
 from foredraft.drafters.common.draft_runner import RunnerDrafter
@@ -41,8 +41,7 @@ class Options(SizedOptions):
         return Law.CHAIN
 
     def __post_init__(self) -> None:
-        if self.num_assistant_tokens < 1 or (self.inner_tokens is not None and self.inner_tokens < 1):
-            raise OptionError("num_assistant_tokens and inner_tokens must be 1 or more.")
+        check_bounds(self, least={"num_assistant_tokens": 1, "inner_tokens": 1})
 
 
 @final

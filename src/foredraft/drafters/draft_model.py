@@ -14,6 +14,7 @@ from torch import Tensor
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import KVSize, Needs, Plan, Trainable, View
 from foredraft.core.errors import OptionError
+from foredraft.core.options import check_bounds
 from foredraft.core.transfer import to_device
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.build_context import BuildContext
@@ -52,8 +53,7 @@ class Options(ChainOptions):
         ChainOptions.__post_init__(self)  # super() does not work in a dataclass with slots
         if self.branching is not None and (not self.branching or min(self.branching) < 1):
             raise OptionError("branching must be whole numbers of 1 or more, one per level, such as 4x2x1.")
-        if self.ahead < 0:
-            raise OptionError("ahead must be 0 or more.")
+        check_bounds(self, least={"ahead": 0})
 
 
 @final

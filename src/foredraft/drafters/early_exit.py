@@ -7,7 +7,8 @@ are those of the target's first layers.
 from dataclasses import dataclass, field
 from typing import final
 
-from foredraft.core.errors import DrafterError, OptionError
+from foredraft.core.errors import DrafterError
+from foredraft.core.options import check_bounds
 from foredraft.drafters.common.build_context import BuildContext
 from foredraft.drafters.common.chain import ChainOptions
 from foredraft.drafters.common.self_speculative import SkippingDrafter
@@ -28,8 +29,7 @@ class Options(ChainOptions):
 
     def __post_init__(self) -> None:
         ChainOptions.__post_init__(self)  # super() does not work in a dataclass with slots
-        if self.assistant_early_exit is not None and self.assistant_early_exit < 1:
-            raise OptionError("assistant_early_exit must be 1 or more.")
+        check_bounds(self, least={"assistant_early_exit": 1})
 
 
 @final

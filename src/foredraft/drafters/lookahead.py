@@ -20,8 +20,9 @@ from torch import Tensor
 from foredraft.core.draft import Draft, Law, Verdict
 from foredraft.core.drafter import Needs, Plan, Rewindable, StepOut, View
 from foredraft.core.errors import OptionError
-from foredraft.core.options import SizedOptions
+from foredraft.core.options import SizedOptions, check_bounds
 from foredraft.core.rng import Noise, RandomStream
+from foredraft.core.sampling.params import check_known
 from foredraft.core.transfer import to_device
 from foredraft.core.tree import merge_paths
 from foredraft.drafters.common.build_context import BuildContext
@@ -51,19 +52,14 @@ class Options(SizedOptions):
     pool_size: int = 1024
 
     def __post_init__(self) -> None:
-        if self.window_size < 1 or self.guess_set_size < 0:
-            raise OptionError("window_size must be 1 or more, and guess_set_size 0 or more.")
-        if self.ngram_size < 2:
-            raise OptionError("ngram_size must be 2 or more: a token and at least one that follows it.")
+        check_bounds(self, least={"window_size": 1, "guess_set_size": 0, "ngram_size": 2})
         if not self.nodes:
             raise OptionError(
                 "A window of one column with n-grams of two and no pool drafts nothing: increase window_size, "
                 "ngram_size or guess_set_size."
             )
-        if self.pool not in ("request", "shared"):
-            raise OptionError(f"pool must be request or shared, not {self.pool!r}.")
-        if self.pool_size < max(1, self.guess_set_size):
-            raise OptionError("pool_size must be at least guess_set_size and at least 1.")
+        check_known("pool", {self.pool: None}, ("request", "shared"))
+        check_bounds(self, least={"pool_size": max(1, self.guess_set_size)})
 
     @property
     def nodes(self) -> int:

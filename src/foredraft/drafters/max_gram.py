@@ -14,8 +14,7 @@ from torch import Tensor
 
 from foredraft.core.draft import Draft, Law, Verdict
 from foredraft.core.drafter import Needs, Plan, Rewindable, StepOut, View
-from foredraft.core.errors import OptionError
-from foredraft.core.options import SizedOptions
+from foredraft.core.options import SizedOptions, check_bounds
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.build_context import BuildContext
 
@@ -39,8 +38,7 @@ class Options(SizedOptions):
     bigrams: bool = False
 
     def __post_init__(self) -> None:
-        if self.num_assistant_tokens < 1 or self.min_matching_ngram_size < 1:
-            raise OptionError("num_assistant_tokens and min_matching_ngram_size must be 1 or more.")
+        check_bounds(self, least={"num_assistant_tokens": 1, "min_matching_ngram_size": 1})
 
 
 class Match(NamedTuple):

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from foredraft.core.draft import Draft
 from foredraft.core.drafter import Needs, View
-from foredraft.core.errors import OptionError
-from foredraft.core.options import SizedOptions
+from foredraft.core.options import SizedOptions, check_bounds
 from foredraft.drafters.common.build_context import BuildContext
 from foredraft.drafters.common.draft_runner import DraftRunner, ModelTreeDrafter, RunnerTreeBuilder
 from foredraft.drafters.common.dynamic_tree import TreeLimits, build_dynamic_tree
@@ -28,8 +27,6 @@ class Options(SizedOptions):
     nodes: most nodes of the tree.
     depth: levels of the tree; each costs a forward of the draft model.
     top_k: nodes expanded per level, and children scored for each.
-    num_assistant_tokens_schedule: auto, the number of nodes with the most tokens per second; constant, always the whole
-        tree; or heuristic, transformers' rule of two more and one less, for the depth.
     """
 
     nodes: int = 23
@@ -37,8 +34,7 @@ class Options(SizedOptions):
     top_k: int = 8
 
     def __post_init__(self) -> None:
-        if min(self.nodes, self.depth, self.top_k) < 1:
-            raise OptionError("nodes, depth and top_k must be 1 or more.")
+        check_bounds(self, least={"nodes": 1, "depth": 1, "top_k": 1})
 
 
 @final

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from foredraft.core.draft import Draft, Verdict
 from foredraft.core.drafter import StepOut, View
-from foredraft.core.errors import OptionError
+from foredraft.core.options import check_bounds
 from foredraft.core.sampling.params import check_known
 from foredraft.drafters.common.build_context import BuildContext
 from foredraft.drafters.common.chain import ChainLimits, ChainOptions, build_chain
@@ -54,8 +54,7 @@ class Options(ChainOptions):
     def __post_init__(self) -> None:
         ChainOptions.__post_init__(self)  # super() does not work in a dataclass with slots
         check_known("cache", {self.cache: None}, CACHES)
-        if self.room < 1 or not 0 <= self.refresh < 1:
-            raise OptionError("room must be 1 or more, and refresh at least 0 and below 1.")
+        check_bounds(self, least={"room": 1, "refresh": 0}, below={"refresh": 1})
         self.selection()
 
     def selection(self) -> Selection:

@@ -15,7 +15,7 @@ from torch import Tensor
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Needs, Plan, Rewindable, View
 from foredraft.core.errors import OptionError
-from foredraft.core.options import SizedOptions
+from foredraft.core.options import SizedOptions, check_bounds
 from foredraft.core.tree import PAD, TokenTree, merge_paths
 from foredraft.drafters.common.build_context import BuildContext
 from foredraft.model.kv.masks import kv_extent_of
@@ -47,8 +47,7 @@ class Options(SizedOptions):
     def __post_init__(self) -> None:
         if not 1 <= self.min_matching_ngram_size <= self.max_matching_ngram_size:
             raise OptionError("min_matching_ngram_size must be at least 1 and at most max_matching_ngram_size.")
-        if self.prompt_lookup_num_tokens < 1 or self.continuations < 1:
-            raise OptionError("prompt_lookup_num_tokens and continuations must be 1 or more.")
+        check_bounds(self, least={"prompt_lookup_num_tokens": 1, "continuations": 1})
 
 
 @final

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Needs, Plan, Rewindable, View
-from foredraft.core.errors import DrafterError, OptionError
-from foredraft.core.options import SizedOptions
+from foredraft.core.errors import DrafterError
+from foredraft.core.options import SizedOptions, check_bounds
 from foredraft.core.transfer import to_device
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.build_context import BuildContext, NestedDrafter
@@ -37,8 +37,7 @@ class Options(SizedOptions):
         return Law.CHAIN
 
     def __post_init__(self) -> None:
-        if self.num_assistant_tokens is not None and self.num_assistant_tokens < 1:
-            raise OptionError("num_assistant_tokens must be 1 or more.")
+        check_bounds(self, least={"num_assistant_tokens": 1})
 
 
 class DraftSegment(NamedTuple):

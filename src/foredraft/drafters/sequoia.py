@@ -15,7 +15,7 @@ from torch import Tensor
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Needs, View
 from foredraft.core.errors import OptionError
-from foredraft.core.options import SizedOptions
+from foredraft.core.options import SizedOptions, check_bounds
 from foredraft.core.rng import Noise, RandomStream, derive_seeds, draw, first
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.sampling.warp import Paths, Warp
@@ -49,8 +49,6 @@ class Options(SizedOptions):
     acceptance: acceptance rates of the first, second, ... child, such as 0.62/0.14/0.06. By default measured when first
         needed, on outputs of the target, separately for greedy and sampled rows (temperature 1).
     sampled_acceptance: the same for sampled rows, if it differs from acceptance.
-    num_assistant_tokens_schedule: levels of the tree that are drafted: auto, the number with the most tokens per
-        second; constant, all; or heuristic, transformers' rule of two more and one less.
     """
 
     nodes: int | None = field(default=None, metadata={"unset": "by cost"})
@@ -64,8 +62,7 @@ class Options(SizedOptions):
         return Law.WITHOUT_REPLACEMENT
 
     def __post_init__(self) -> None:
-        if any(number is not None and number < 1 for number in (self.nodes, self.depth)):
-            raise OptionError("nodes and depth must be 1 or more.")
+        check_bounds(self, least={"nodes": 1, "depth": 1})
         for text in (self.acceptance, self.sampled_acceptance):
             if text is not None:
                 read_acceptance(text)

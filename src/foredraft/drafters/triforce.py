@@ -14,8 +14,8 @@ from torch import Tensor
 
 from foredraft.core.draft import Draft, Law, Verdict
 from foredraft.core.drafter import Needs, Plan, StepOut, View
-from foredraft.core.errors import DrafterError, OptionError
-from foredraft.core.options import SizedOptions
+from foredraft.core.errors import DrafterError
+from foredraft.core.options import SizedOptions, check_bounds
 from foredraft.drafters.common.build_context import BuildContext, NestedDrafter
 from foredraft.drafters.common.draft_runner import RunnerDrafter
 from foredraft.drafters.common.partial_cache_sync import PartialCacheSync
@@ -33,8 +33,6 @@ class Options(SizedOptions):
 
     gamma: tokens that the middle level drafts for the target (gamma_2 in the paper).
     inner_gamma: most tokens drafted for the middle level per inner step (gamma_1).
-    num_assistant_tokens_schedule: for gamma: auto, the length with the most tokens per second; constant; or heuristic,
-        transformers' rule of two more and one less. See docs/schedules.md.
     budget: tokens of a long context that the middle level reads.
     chunk: tokens per chunk of the selection.
     room: new tokens before chunks are selected again.
@@ -57,8 +55,7 @@ class Options(SizedOptions):
         return Law.CHAIN
 
     def __post_init__(self) -> None:
-        if min(self.gamma, self.inner_gamma, self.room) < 1 or not 0 <= self.refresh < 1:
-            raise OptionError("gamma, inner_gamma and room must be 1 or more, and refresh at least 0 and below 1.")
+        check_bounds(self, least={"gamma": 1, "inner_gamma": 1, "room": 1, "refresh": 0}, below={"refresh": 1})
         self.selection()
 
     def selection(self) -> Retrieval:

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import KVSize, Needs, Plan, Rewindable, View
-from foredraft.core.errors import DrafterError, OptionError
-from foredraft.core.options import SizedOptions
+from foredraft.core.errors import DrafterError
+from foredraft.core.options import SizedOptions, check_bounds
 from foredraft.core.sampling.params import SamplingParams, check_known
 from foredraft.core.sampling.warp import Warp
 from foredraft.core.transfer import to_device
@@ -76,10 +76,7 @@ class Options(SizedOptions):
 
     def __post_init__(self) -> None:
         check_known("method", {self.method: None}, CONVERSIONS)
-        if self.num_assistant_tokens < 1:
-            raise OptionError("num_assistant_tokens must be 1 or more.")
-        if self.target_lookbehind < 1 or self.assistant_lookbehind < 1:
-            raise OptionError("target_lookbehind and assistant_lookbehind must be 1 or more.")
+        check_bounds(self, least={"num_assistant_tokens": 1, "target_lookbehind": 1, "assistant_lookbehind": 1})
 
 
 @final

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from foredraft.core.errors import OptionError
-from foredraft.core.options import check_least
+from foredraft.core.options import check_bounds
 from foredraft.model.kv.cache import bucket
 from foredraft.model.loading.sizes import ModelSizes, model_sizes
 from foredraft.model.memory import format_bytes
@@ -33,7 +33,7 @@ class Load:
     draft_nodes: int = 60
 
     def __post_init__(self) -> None:
-        check_least(self, {"concurrency": 1, "context": 1, "draft_nodes": 0})
+        check_bounds(self, least={"concurrency": 1, "context": 1, "draft_nodes": 0})
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from foredraft.core.errors import OptionError, kind_of
-from foredraft.core.options import check_least
+from foredraft.core.options import check_bounds
 from foredraft.core.sampling.params import check_known
 
 
@@ -37,7 +37,7 @@ class ScaleOptions:
     address: str | None = None
 
     def __post_init__(self) -> None:
-        check_least(self, {"replicas": 1, "gateways": 1, "load_bound": 1.0, "max_surge_percent": 0})
+        check_bounds(self, least={"replicas": 1, "gateways": 1, "load_bound": 1.0, "max_surge_percent": 0})
         if self.autoscaling and self.replicas != 1:
             raise OptionError("Give replicas or autoscaling, not both.")
 

@@ -5,7 +5,7 @@ import socket
 from dataclasses import dataclass, field
 
 from foredraft.core.errors import OptionError
-from foredraft.core.options import check_least, check_most
+from foredraft.core.options import check_bounds
 
 API_KEY = "FOREDRAFT_API_KEY"
 """Environment variable with API keys, separated by commas."""
@@ -90,8 +90,7 @@ class ServeOptions:
     )
 
     def __post_init__(self) -> None:
-        check_least(self, _LEAST)
-        check_most(self, _MOST)
+        check_bounds(self, least=_LEAST, most=_MOST)
         texts = {"host": (self.host,), "served_model_name": self.served_model_name, "cors_origin": self.cors_origin}
         for name, values in {**texts, "api_key": self.api_key}.items():
             if any(not value.strip() for value in values):

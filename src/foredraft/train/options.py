@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass
 
 from foredraft.core.errors import OptionError
+from foredraft.core.options import check_bounds
+from foredraft.core.sampling.params import check_known
 
 PRECISIONS = ("auto", "bf16", "fp32")
 
@@ -30,8 +32,7 @@ class HeadShape:
     start: str | None = None
 
     def __post_init__(self) -> None:
-        if self.heads < 1 or self.layers < 1 or self.vocabulary < 0:
-            raise OptionError("heads and layers must be 1 or more, and vocabulary 0 or more.")
+        check_bounds(self, least={"heads": 1, "layers": 1, "vocabulary": 0})
         if list(self.taps) != sorted(set(self.taps)):
             raise OptionError("taps must be different layers, from low to high.")
 
@@ -77,19 +78,12 @@ class LoopOptions:
     report: int = 10
 
     def __post_init__(self) -> None:
-        for name in ("tokens", "length", "batch", "accumulate", "validate", "checkpoint", "report"):
-            if getattr(self, name) < 1:
-                raise OptionError(f"{name} must be 1 or more.")
-        if self.precision not in PRECISIONS:
-            raise OptionError(f"Unknown precision {self.precision!r}. Known: {', '.join(PRECISIONS)}.")
-        if not (self.lr > 0 and self.clip > 0):
-            raise OptionError("lr and clip must be above 0.")
-        if not self.checkpoint_seconds > 0:
-            raise OptionError("checkpoint_seconds must be above 0.")
-        if not (0 <= self.floor <= 1 and 0 <= self.warmup <= 1 and self.weight_decay >= 0):
-            raise OptionError("floor and warmup must be from 0 to 1, and weight_decay 0 or more.")
-        if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
-            raise OptionError("beta1 and beta2 must be 0 or more and below 1.")
+        check_known("precision", {self.precision: None}, PRECISIONS)
+        counts = ("tokens", "length", "batch", "accumulate", "validate", "checkpoint", "report")
+        shares = ("floor", "warmup", "weight_decay", "beta1", "beta2")
+        least: dict[str, float] = {**dict.fromkeys(counts, 1), **dict.fromkeys(shares, 0)}
+        check_bounds(self, least=least, most={"floor": 1, "warmup": 1})
+        check_bounds(self, above={"lr": 0, "clip": 0, "checkpoint_seconds": 0}, below={"beta1": 1, "beta2": 1})
 
     @property
     def intervals(self) -> tuple[int, int, int]:

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Plan, View
-from foredraft.core.errors import OptionError
-from foredraft.core.options import SizedOptions
+from foredraft.core.options import SizedOptions, check_bounds
 from foredraft.core.rng import RandomStream, draw
 from foredraft.core.sampling.warp import Paths
 from foredraft.core.tree import TokenTree
@@ -72,8 +71,7 @@ class ChainOptions(SizedOptions):
         return self.assistant_confidence_threshold
 
     def __post_init__(self) -> None:
-        if self.num_assistant_tokens < 1:
-            raise OptionError("num_assistant_tokens must be 1 or more.")
+        check_bounds(self, least={"num_assistant_tokens": 1})
 
 
 def build_chain(

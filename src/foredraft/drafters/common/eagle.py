@@ -10,8 +10,7 @@ from torch import Tensor
 
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Needs, Plan, Trainable, View
-from foredraft.core.errors import OptionError
-from foredraft.core.options import SizedOptions
+from foredraft.core.options import SizedOptions, check_bounds
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.drawn_tree import build_static_tree
 from foredraft.drafters.common.dynamic_tree import TreeLimits, build_dynamic_tree
@@ -85,8 +84,6 @@ class DynamicOptions(EagleOptions):
     nodes: most nodes of the tree (total_token minus one in the published code).
     depth: levels of the tree (depth plus one in the published code).
     top_k: nodes expanded per level, and children scored for each.
-    num_assistant_tokens_schedule: auto, the number of nodes with the most tokens per second; constant, always the whole
-        tree; or heuristic, transformers' rule of two more and one less, for the depth.
     """
 
     nodes: int = 23
@@ -98,8 +95,7 @@ class DynamicOptions(EagleOptions):
         return Law.WITHOUT_REPLACEMENT
 
     def __post_init__(self) -> None:
-        if min(self.nodes, self.depth, self.top_k) < 1:
-            raise OptionError("nodes, depth and top_k must be 1 or more.")
+        check_bounds(self, least={"nodes": 1, "depth": 1, "top_k": 1})
 
 
 class DynamicTreeDrafter(EagleDrafter):

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Needs, Plan, Trainable, View
-from foredraft.core.errors import OptionError
-from foredraft.core.options import SizedOptions
+from foredraft.core.options import SizedOptions, check_bounds
 from foredraft.core.target_parts import FINAL
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.drawn_tree import TreeShape, build_static_tree
@@ -38,8 +37,6 @@ class Options(SizedOptions):
     tree: medusa (the published tree of 63 nodes), eagle (25 nodes), children by level, such as 4x2x1, or measured: the
         best tree for the heads' accuracies, which training saves with them.
     nodes: nodes of a measured tree.
-    num_assistant_tokens_schedule: auto, the number of nodes with the most tokens per second; constant, always the whole
-        tree; or heuristic, transformers' rule of two more and one less, for the depth.
     """
 
     tree: str = "measured"
@@ -50,8 +47,7 @@ class Options(SizedOptions):
         return Law.WITHOUT_REPLACEMENT
 
     def __post_init__(self) -> None:
-        if self.nodes < 1:
-            raise OptionError("nodes must be 1 or more.")
+        check_bounds(self, least={"nodes": 1})
         if self.tree != "measured":
             Template.of(self.tree)
 

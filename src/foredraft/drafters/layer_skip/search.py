@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from foredraft.core.errors import OptionError
+from foredraft.core.options import check_bounds
 
 _WIDTH = 6
 """Number of candidates, best last scores first, that a greedy round tries again."""
@@ -73,8 +73,7 @@ class SearchBudget:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.trials < 1:
-            raise OptionError("--trials must be 1 or more.")
+        check_bounds(self, least={"trials": 1})
 
 
 def search(

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from foredraft.core.divergence import Distance, jensen_shannon, kl, overlap, reverse_kl
 from foredraft.core.draft import Law
-from foredraft.core.errors import OptionError
-from foredraft.core.options import DrafterOptions
+from foredraft.core.options import DrafterOptions, check_bounds
 from foredraft.core.sampling.params import check_known
 from foredraft.drafters.online.samples import LawSample, SampleBatch
 from foredraft.drafters.online.train_adapters import TrainAdapter
@@ -72,12 +71,8 @@ class Options(DrafterOptions):
 
     def __post_init__(self) -> None:
         check_known("loss", {self.loss: None}, list(LOSSES))
-        for name in ("interval", "passes", "batch", "context", "top_laws", "megabytes", "threads"):
-            least = 16 if name == "context" else 1
-            if getattr(self, name) < least:
-                raise OptionError(f"{name} must be {least} or more.")
-        if not self.lr > 0:
-            raise OptionError("lr must be above 0.")
+        ones = ("interval", "passes", "batch", "top_laws", "megabytes", "threads")
+        check_bounds(self, least={"context": 16, **dict.fromkeys(ones, 1)}, above={"lr": 0})
 
 
 @dataclass(frozen=True, slots=True)

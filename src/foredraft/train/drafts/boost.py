@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from foredraft.core.errors import OptionError
+from foredraft.core.options import check_bounds
 from foredraft.train.data.batches import TrainBatches
 from foredraft.train.data.tokens import TokenStore
 from foredraft.train.devices import autocast
@@ -33,8 +33,7 @@ class Options(distil.Options):
 
     def __post_init__(self) -> None:
         distil.Options.__post_init__(self)  # super() knows only the class before it got slots
-        if not 0 <= self.easy <= 1:
-            raise OptionError("easy must be from 0 to 1.")
+        check_bounds(self, least={"easy": 0}, most={"easy": 1})
 
 
 def missed(

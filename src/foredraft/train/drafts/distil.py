@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from foredraft.core.divergence import jensen_shannon, kl, reverse_kl
-from foredraft.core.errors import OptionError
+from foredraft.core.options import check_bounds
 from foredraft.core.sampling.params import check_known
 from foredraft.core.target_parts import FINAL
 from foredraft.model.base import TargetModel
@@ -44,10 +44,7 @@ class Options:
 
     def __post_init__(self) -> None:
         check_known("loss", {self.loss: None}, list(LOSSES))
-        if not 0 < self.weight < 1:
-            raise OptionError("weight must be above 0 and below 1.")
-        if self.rows < 1:
-            raise OptionError("rows must be 1 or more.")
+        check_bounds(self, least={"rows": 1}, above={"weight": 0}, below={"weight": 1})
 
 
 @dataclass(frozen=True, slots=True)

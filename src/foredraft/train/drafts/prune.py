@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from foredraft.core.errors import DataError, OptionError
-from foredraft.core.options import parts, read_options, read_pairs
+from foredraft.core.options import check_bounds, parts, read_options, read_pairs
 from foredraft.core.sampling.params import check_known
 from foredraft.files.provenance import fingerprint
 from foredraft.files.read import read_json
@@ -97,10 +97,8 @@ class Options(distil.Options):
     def __post_init__(self) -> None:
         distil.Options.__post_init__(self)  # super() knows only the class before it got slots
         check_known("pruning method", {self.by: None}, ["importance", "masks"])
-        if self.samples < 1 or self.mask_tokens < 1:
-            raise OptionError("samples and mask_tokens must be 1 or more.")
-        if not (self.mask_lr > 0 and 0 < self.rise <= 1 and self.tune >= 0):
-            raise OptionError("mask_lr must be above 0, rise above 0 and at most 1, and tune 0 or more.")
+        check_bounds(self, least={"samples": 1, "mask_tokens": 1, "tune": 0}, most={"rise": 1})
+        check_bounds(self, above={"mask_lr": 0, "rise": 0})
 
 
 def pruned(run: DraftRun, source: Any, wanted: TransformerSizes) -> Any:

@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from foredraft.core.errors import OptionError
+from foredraft.core.options import check_bounds
 from foredraft.core.target_parts import FINAL
 from foredraft.heads.nets.eagle import Eagle3
 from foredraft.heads.nets.ttt_attention import Unrolled, sample_rows, take
@@ -36,8 +37,7 @@ class Options:
     recompute: bool = False
 
     def __post_init__(self) -> None:
-        if self.steps < 1 or not 0 < self.share <= 1:
-            raise OptionError("steps must be 1 or more, and share above 0 and at most 1.")
+        check_bounds(self, least={"steps": 1}, above={"share": 0}, most={"share": 1})
 
     def check_length(self, length: int, heads: int) -> None:
         """Refuse samples without a position that has a label in the last step."""

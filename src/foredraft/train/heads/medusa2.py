@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from foredraft.core.errors import OptionError
+from foredraft.core.options import check_bounds
 from foredraft.core.sampling.params import check_known
 from foredraft.core.target_parts import FINAL
 from foredraft.heads.nets.medusa import Medusa
@@ -49,10 +49,8 @@ class Options(heads.Options):
     def __post_init__(self) -> None:
         heads.Options.__post_init__(self)  # super() knows only the class before it got slots
         check_known("own loss", {self.own: None}, ["ce", "kl"])
-        if not (0 <= self.alone < 1 and 0 <= self.ramp <= 1):
-            raise OptionError("alone must be at least 0 and below 1, and ramp from 0 to 1.")
-        if not (self.weight > 0 and self.pace > 0):
-            raise OptionError("weight and pace must be above 0.")
+        check_bounds(self, least={"alone": 0, "ramp": 0}, below={"alone": 1}, most={"ramp": 1})
+        check_bounds(self, above={"weight": 0, "pace": 0})
 
     def weight_at(self, progress: float) -> float:
         """Weight of the heads' loss when this fraction of the training is done."""

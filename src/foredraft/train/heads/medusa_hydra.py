@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from foredraft.core.errors import OptionError
+from foredraft.core.options import check_bounds
 from foredraft.core.target_parts import FINAL
 from foredraft.heads.nets.hydra import Hydra
 from foredraft.heads.nets.medusa import Blockwise, Medusa
@@ -37,8 +38,7 @@ class Options:
     recompute: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:
-            raise OptionError("share must be above 0 and at most 1.")
+        check_bounds(self, above={"share": 0}, most={"share": 1})
 
     def check_length(self, length: int, heads: int) -> None:
         """Refuse samples without a position that has a label for every head."""
