@@ -85,3 +85,8 @@ def test_the_demo_fails_if_tokens_differ(run: Run, model: Path, monkeypatch: pyt
     ended = run("demo", "-m", model, "-d", "prompt_lookup", PROMPT, "--max-new-tokens", "4", "--runs", "1")
     assert ended.status == 1 and "same tokens: NO" in ended.out
     assert run("demo", "--runs", "0").refusal
+
+
+def test_a_model_in_place_of_a_prompt(run: Run, model: Path):
+    for name in ("sample", str(model)):
+        assert f"is a model: foredraft demo --model {name}." in run("demo", name).refusal

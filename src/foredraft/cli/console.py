@@ -16,9 +16,6 @@ from rich.text import Text
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-DRAFTED = "bold green"
-"""Style of accepted drafted tokens."""
-
 
 class PipeConsole(Console):
     """Raises ``BrokenPipeError``, where rich would exit with its own status."""
@@ -132,8 +129,12 @@ def _columns() -> int:
 
 def legend(console: Console) -> Text:
     """The legend for the styles of ``TextOut``."""
-    style = "underline" if console.no_color else DRAFTED
-    return Text.assemble(("accepted drafts", style), "   target's tokens")
+    return Text.assemble(("accepted drafts", drafted_style(console)), "   target's tokens")
+
+
+def drafted_style(console: Console) -> str:
+    """Of accepted drafts; underlined with NO_COLOR."""
+    return "underline" if console.no_color else "bold green"
 
 
 _VISIBLE = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n\r"}

@@ -1,6 +1,7 @@
 """``foredraft demo``: the same model with and without drafts, side by side."""
 
 import contextlib
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from foredraft.cli.choices import MODEL, ModelChoice
-from foredraft.cli.console import DRAFTED, busy, errors, legend, output
+from foredraft.cli.console import busy, drafted_style, errors, legend, output
 from foredraft.cli.exit_status import CtrlC, Interrupted
 from foredraft.cli.flags import flags
 from foredraft.core.errors import OptionError
@@ -70,6 +71,8 @@ def command(
         raise OptionError("--runs must be 1 or more.")
     if raw and prompt is None:
         raise OptionError("--raw needs a prompt to continue.")
+    if prompt is not None and _names_model(prompt):
+        raise OptionError(f"{prompt!r} is a model: foredraft demo --model {prompt}.")
     params = SamplingParams(max_new_tokens=max_new_tokens)
     bundled = (choice.model, choice.drafter) == ("sample", "auto")
     drafters = _BUNDLED if bundled else (choice.drafter,)
@@ -90,6 +93,13 @@ def command(
         errors().print(_real_model(), style="dim", soft_wrap=True)
     if not all(contest.same for contest in contests):
         raise typer.Exit(1)
+
+
+def _names_model(prompt: str) -> bool:
+    """Whether a prompt is meant as a model: a path or a known name."""
+    from foredraft.model.loading.bundled import resolve
+
+    return len(prompt.split()) == 1 and (resolve(prompt) != prompt or os.path.exists(prompt))
 
 
 def _exact(choice: ModelChoice) -> ModelChoice:
@@ -323,8 +333,9 @@ def _side_by_side(console: Console, sides: Sides, height: int) -> Table:
 def _panel(console: Console, side: Side, width: int, height: int) -> Panel:
     """The last lines of the output, and the numbers so far."""
     text = Text(tab_size=4)
+    style = drafted_style(console)
     for piece in side.pieces:
-        text.append(piece.text, style=DRAFTED if piece.drafted else "")
+        text.append(piece.text, style=style if piece.drafted else "")
     text.expand_tabs()
     lines = text.wrap(console, width - 4)[-height:]
     stats = side.stats

@@ -132,7 +132,7 @@ def test_a_package_is_the_gguf_file_in_it(tmp_path: Path, monkeypatch: pytest.Mo
     assert resolve("holds-a-model") == resolve("holds_a_model") == str(tmp_path / "holds_a_model" / "weights.gguf")
     with pytest.raises(ModelError, match=f"several GGUF files: .* such as {tmp_path}/holds_two/large.gguf"):
         resolve("holds_two")
-    assert resolve("torch") == "torch" and resolve("gpt2") == "gpt2"
+    assert resolve("torch") == "torch" and resolve("gpt2") == "gpt2" and resolve("n" * 5000) == "n" * 5000
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "holds_a_model").mkdir()
     monkeypatch.chdir(tmp_path / "folder")

@@ -1,5 +1,6 @@
 """Models that ship with the package, and GGUF files inside other installed packages."""
 
+import os
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
@@ -25,7 +26,7 @@ def resolve(name: str) -> str:
     """
     if name in BUNDLED:
         return str(Path(__file__).parents[2] / "models" / BUNDLED[name])
-    if not name or set(name) & set("/\\~") or Path(name).exists():
+    if not name or set(name) & set("/\\~") or os.path.exists(name):
         return name
     return _in_package(name) or name
 
