@@ -100,6 +100,14 @@ def test_the_terminal_shows_the_command_that_made_it():
     assert all(line in svg.replace("\xa0", " ") for line in command.splitlines())
 
 
+def test_a_picture_of_a_terminal_has_what_is_left_on_it():
+    last_lines = benchmark("pictures").last_lines
+    assert last_lines("$\nfirst\n\r\x1b[2K\x1b[1A\x1b[2K\x1b[1msecond\x1b[0m\n\x1b[?25h\n") == [
+        "$",
+        "\x1b[1msecond\x1b[0m",
+    ]
+
+
 def test_the_tour_is_the_way_of_a_request():
     tour = benchmark("tour")
     assert tour.missed(tour.traced()) == [], "change STOPS of benchmarks/tour.py"

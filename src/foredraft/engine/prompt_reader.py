@@ -32,7 +32,7 @@ class _Reading:
 
     ``requests``: those with this prompt, by row. It is read into the first of these rows. ``done``: tokens that the
     cache holds, ``cached`` of them from an earlier request. ``parts``: what the drafter reads of them, from
-    ``Drafter.fuse``; it has seen the first ``shown`` of these. ``seconds``: spent on it so far. ``keys``: of its blocks.
+    ``Drafter.fuse``; it has seen the first ``shown`` of these. ``seconds``: spent on it. ``keys``: of its blocks.
     """
 
     requests: dict[int, Sequence]
