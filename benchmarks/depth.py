@@ -57,7 +57,7 @@ class Draft:
         self._model = build(layers, width, vocabulary)
         self._cache = self._model.new_cache()
         prompt = torch.arange(cached) % vocabulary
-        self._cache.reserve(1, cached + 1)
+        self._cache.reserve([0], cached + 1)
         prefill(self._model, self._cache, (0,), prompt[None], (0,))
         tree = TokenTree.chain(torch.tensor([[1]]))
         self._step = self._model.address(tree, torch.tensor([cached]), (0,), cached + 1)

@@ -166,7 +166,7 @@ def shaped(folder: Path, context: int, steps: Tensor) -> CausalLM:
 def random_text(target: CausalLM, length: int, tokens: Tensor) -> tuple[SlotCache, View]:
     """One row whose cached keys and values are random numbers."""
     cache = target.new_cache()
-    cache.reserve(1, length + 2048)
+    cache.reserve([0], length + 2048)
     config = target.model.config
     some = torch.zeros(1, config.num_key_value_heads, 1, config.head_dim)
     for layer in range(target.layers):

@@ -137,7 +137,7 @@ def test_a_model_says_the_same_with_the_kernel(name: str, launches: list[int], m
     logits = []
     for model in (CausalLM(tiny.build(name, **FEW)), masked(name, monkeypatch)):
         cache = model.new_cache()
-        cache.reserve(3, 64)
+        cache.reserve(range(3), 64)
         model.forward(model.address(TokenTree.chain(tokens), torch.tensor([0, 0]), rows, 15), cache)
         logits.append(model.forward(model.address(tree, bases, rows, 19), cache).logits)
     assert launches and (logits[0] - logits[1]).abs().max() < 1e-4
@@ -170,7 +170,7 @@ def test_long_chunks_of_a_prompt_are_read_with_masks(launches: list[int]):
     model = CausalLM(tiny.build("llama"))
     launches.clear()
     cache = model.new_cache()
-    cache.reserve(1, 256)
+    cache.reserve([0], 256)
     tokens = torch.zeros(1, 129, dtype=torch.long)
     model.forward(model.address(TokenTree.chain(tokens), torch.tensor([0]), (0,), 129), cache)
     assert not launches
@@ -186,5 +186,5 @@ def test_a_model_that_the_kernel_does_not_suit_keeps_masks(monkeypatch: pytest.M
     monkeypatch.setattr(kernels, "tree_attention", refuse)
     model = CausalLM(tiny.build("llama"))
     cache = model.new_cache()
-    cache.reserve(1, 16)
+    cache.reserve([0], 16)
     model.forward(model.address(TokenTree.root(torch.tensor([1])), torch.tensor([0]), (0,), 1), cache)

@@ -26,7 +26,7 @@ def read(
 ) -> SlotCache:
     """A cache that holds all but the last token of each text, which is to be a root."""
     cache = model.new_cache()
-    cache.reserve(max(rows) + 1, 128)
+    cache.reserve(rows, 128)
     prefill(model, cache, rows, padded([text[:-1] for text in texts]), [0] * len(rows), receive)
     return cache
 
@@ -40,6 +40,6 @@ def whole(model: CausalLM, texts: Sequence[list[int]]) -> tuple[StepIn, SlotCach
     """A step that reads texts from their first tokens on, and the empty cache that it fills."""
     tokens, rows = padded(texts), tuple(range(len(texts)))
     cache = model.new_cache()
-    cache.reserve(len(rows), tokens.shape[1])
+    cache.reserve(rows, tokens.shape[1])
     begins = torch.zeros(len(rows), dtype=torch.long)
     return model.address(TokenTree.chain(tokens), begins, rows, tokens.shape[1]), cache

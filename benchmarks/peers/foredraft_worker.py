@@ -26,7 +26,7 @@ def load(options: dict) -> Worker:
     def logits(ids: list[int]) -> np.ndarray:
         target = generator.engine.target
         cache = target.new_cache()
-        cache.reserve(1, len(ids))
+        cache.reserve([0], len(ids))
         chain = TokenTree.chain(torch.tensor([ids]))
         step = target.address(chain, torch.zeros(1, dtype=torch.long), [0], len(ids))
         return target.forward(step, cache).logits[0].float().numpy()

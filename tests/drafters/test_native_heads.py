@@ -64,7 +64,7 @@ def quantised(kind: str, bits: int, weights: str = "int8") -> tuple[NativeLM, An
 def states(layers: Any, net: Any, tree: TokenTree, features: Tensor) -> Tensor:
     """The states of a committed row of 12 entries and of a tree behind it."""
     cache = SlotCache(net.depth)
-    cache.reserve(2, 64)
+    cache.reserve(range(2), 64)
     layout, given = Layout({"rows": net.window}, by_type=False), torch.arange(24).view(2, 12) * 5 % tiny.VOCAB
     zeros, bases = torch.zeros(2, dtype=torch.long), torch.full((2,), 12)
     limit = {"max_position": 1 << 20}

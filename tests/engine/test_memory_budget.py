@@ -14,7 +14,7 @@ import tiny
 from foredraft.compose.load import load
 from foredraft.core.errors import ModelError, PromptError
 from foredraft.model.hf.causal_lm import CausalLM
-from foredraft.model.kv.cache import BUCKET, bucket, persistent_zeros
+from foredraft.model.kv.cache import BUCKET, SlotCache, bucket, persistent_zeros
 from foredraft.model.memory import available_bytes, format_bytes
 
 TOKEN = 2 * 2 * 2 * 8 * 4
@@ -30,16 +30,28 @@ def test_requests_wait_until_there_is_room_and_say_what_they_say_alone():
     model, prompts = tiny.build("llama"), tiny.prompts((5, 17, 9, 30, 3), seed=2)
     with load(model, "prompt_lookup") as free:
         wanted = [each.tokens for each in free.batch(prompts, max_new_tokens=12)]
-    with load(model, "prompt_lookup", kv_cache_memory_bytes=2 * BUCKET * TOKEN) as g:
+    with load(model, "prompt_lookup", kv_cache_memory_bytes=BUCKET * TOKEN) as g:
         engine = g.engine
         sequences = g.submit(prompts, foredraft.SamplingParams(max_new_tokens=12))
         together = []
         while not all(each.finished for each in sequences):
             engine.step()
             together.append(sum(bool(each.tokens) and not each.finished for each in sequences))
-            assert engine._stepper.cache.nbytes <= 2 * BUCKET * TOKEN
-        assert max(together) == 2
+            assert engine._stepper.cache.nbytes <= BUCKET * TOKEN
+        assert max(together) == 3
         assert [each.tokens for each in sequences] == wanted
+
+
+def test_rows_have_the_length_of_the_longest_where_buffers_are_allocated_whole(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(SlotCache, "lazy", False)
+    with load(tiny.build("llama"), "none", kv_cache_memory_bytes=2 * BUCKET * TOKEN) as g:
+        sequences = g.submit(tiny.prompts((30,) * 5), foredraft.SamplingParams(max_new_tokens=40))
+        together = 0
+        while not all(each.finished for each in sequences):
+            g.engine.step()
+            together = max(together, g.engine.running)
+            assert g.engine.cache.nbytes <= 2 * BUCKET * TOKEN
+        assert together == 2 and g.engine.preemptions == 0 and all(len(each.tokens) == 40 for each in sequences)
 
 
 def test_a_request_that_does_not_fit_alone_is_refused_when_it_is_made():
@@ -149,7 +161,9 @@ def test_nothing_is_allocated_while_requests_run_nor_when_others_follow(kind: st
     ]
 
 
-def test_an_idle_cache_stays_allocated_where_it_does_not_limit_the_next_requests():
+def test_an_idle_cache_stays_allocated_where_it_does_not_limit_the_next_requests(monkeypatch: pytest.MonkeyPatch):
+    """Where buffers are allocated whole, as on a GPU."""
+    monkeypatch.setattr(SlotCache, "lazy", False)
     model, short, long = tiny.build("llama", max_position_embeddings=1024), [1] * 3, [1] * 400
     with load(model, "none", kv_cache_memory_bytes=4 * BUCKET * TOKEN, max_batch_size=2) as g:
         cache = g.engine._stepper.cache
@@ -157,7 +171,7 @@ def test_an_idle_cache_stays_allocated_where_it_does_not_limit_the_next_requests
             g.generate(prompt, max_new_tokens=5)
             assert (cache.rows, cache.slots, cache.nbytes) == (rows, slots * BUCKET, rows * slots * BUCKET * TOKEN)
         g.batch([short] * 2, max_new_tokens=5)
-        assert cache.kv_size == (2, BUCKET)
+        assert (cache.rows, cache.slots) == (2, BUCKET)
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads the resident memory that Linux reports")
@@ -170,6 +184,7 @@ def test_a_short_output_commits_no_memory_for_the_tokens_that_it_might_have_had(
     [sequence] = g.submit([[1, 2, 3]], foredraft.SamplingParams(max_new_tokens=1 << 19))
     for _ in range(20):
         g.engine.step()
-    size, committed = g.engine._stepper.cache.nbytes, resident() - before
+    cache, committed = g.engine._stepper.cache, resident() - before
+    size = cache.rows * cache.slots * cache.slot_bytes
     g.engine.cancel([sequence])
     assert size > (1 << 19) * TOKEN and committed < size / 4

@@ -63,9 +63,9 @@ def test_what_outlives_a_step_is_no_inference_tensor():
         assert all(each.numel() and not each.is_inference() for each in kept)
     grown = target.new_cache()
     with torch.inference_mode():
-        grown.reserve(1, 1)
+        grown.reserve([0], 1)
         grown.buffers(0, torch.ones(1, 2, 1, 8), torch.ones(1, 2, 1, 8))
-        grown.reserve(2, 300)
+        grown.reserve(range(2), 300)
     assert not any(each.is_inference() for each in grown.stored(0))
 
 

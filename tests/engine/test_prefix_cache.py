@@ -352,14 +352,14 @@ def test_lower_priorities_go_first_and_equal_ones_in_order():
 
 def test_a_request_that_does_not_fit_yet_is_not_passed_over():
     g = build(max_slots=3 * BUCKET, max_rows=8, prefix_cache=False)
-    first = g.submit([tiny.prompts((10,))[0]], SamplingParams(max_new_tokens=5))[0]
+    first = g.submit([tiny.prompts((200,))[0]], SamplingParams(max_new_tokens=5))[0]
     g.engine.step()
     large = g.submit([tiny.prompts((500,))[0]], SamplingParams(max_new_tokens=5))[0]
     small = g.submit([tiny.prompts((10,))[0]], SamplingParams(max_new_tokens=5))[0]
     g.engine.step()
     assert (g.engine.running, g.engine.waiting) == (1, 2)
     g.engine.run([small])
-    assert first.finished and large.tokens
+    assert first.finished and 0 < large.counters.admitted_at < small.counters.admitted_at
     g.engine.run([large])
 
 

@@ -168,7 +168,7 @@ class PlainDecoding:
             (i for i, (a, b) in enumerate(zip(read, text, strict=False)) if a != b), min(len(read), len(text))
         )
         begin = min(shared, len(text) - 1)
-        self._cache.reserve(max(self._read) + 1, len(text))
+        self._cache.reserve([row], len(text))
         logits = torch.empty(0)
         with threads_of(1):
             for place in range(begin, len(text)):

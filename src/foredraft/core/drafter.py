@@ -111,10 +111,14 @@ class Plan:
 
 
 class KVSize(NamedTuple):
-    """Rows and slots per row that a KV cache is allocated for."""
+    """Rows and slots per row that a KV cache is allocated for.
+
+    ``most``: of all rows together, those for which it may take memory on a CPU; None for no limit.
+    """
 
     rows: int = 0
     slots: int = 0
+    most: int | None = None
 
 
 EMPTY_KV = KVSize()

@@ -2,40 +2,58 @@
 
 from bisect import insort
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence as Seq
+from collections.abc import Collection, Iterable, Mapping, Sequence as Seq
+from itertools import count
 
 from foredraft.core.drafter import KVSize
 from foredraft.core.errors import PromptError
 from foredraft.engine.prefix_cache import PrefixCache
 from foredraft.engine.request import Request, Sequence, failure
-from foredraft.model.kv.cache import SlotCache, bucket
+from foredraft.model.kv.cache import SlotCache, bucket, grains
 from foredraft.model.prefill import CATCH_UP
+
+_AHEAD = 64
+"""New tokens that a request is expected to need at least, beyond those that it has."""
 
 
 class Admission:
     """The queue of an engine, by priority and then by arrival, and the memory rule by which requests leave it.
 
+    Where the cache takes memory as rows need it, a request needs its own tokens, and as many new ones as recent outputs
+    had; it gets memory as its output grows. Otherwise it needs ``max_new_tokens``, in a row as long as the longest.
+
     Any thread may ``submit``; the engine calls the rest between steps.
 
     Args:
-        cache: the target's KV cache. All of its rows have the length of the longest.
+        cache: the target's KV cache.
         max_rows: the most requests that run at once.
-        max_slots: the most slots (rows times length) of the cache; None for no limit.
+        max_slots: the most slots for which the cache takes memory; None for no limit.
         draft_nodes: slots that a draft takes after a row's tokens, padding included.
-        prefixes: the contents of rows, which are lost when another request takes the row.
+        prefixes: the contents of rows, which are lost when another request takes the row, or its memory.
+        grows: rows may get memory as outputs grow.
     """
 
     def __init__(
-        self, cache: SlotCache, max_rows: int, max_slots: int | None, draft_nodes: int, prefixes: PrefixCache
+        self,
+        cache: SlotCache,
+        max_rows: int,
+        max_slots: int | None,
+        draft_nodes: int,
+        prefixes: PrefixCache,
+        *,
+        grows: bool = True,
     ) -> None:
         self.max_rows = max_rows
         self._cache = cache
         self._prefixes = prefixes
-        self.max_slots = max_slots
+        self.max_slots = cache.most = max_slots
         self._draft_nodes = draft_nodes
+        self._grows = grows
         self._arriving: deque[Sequence] = deque()  # submitted since the last step; appended without the lock
+        self._arrivals = count()
         self._waiting: list[Sequence] = []  # by priority, then by arrival
         self._recent: deque[int] = deque([0], maxlen=max_rows)  # row lengths that the latest requests needed
+        self._outputs: deque[int] = deque(maxlen=2 * max_rows)  # tokens of the latest outputs
 
     def __len__(self) -> int:
         """The number of requests that wait."""
@@ -52,7 +70,7 @@ class Admission:
         Raises:
             PromptError: it does not.
         """
-        if self.max_slots is not None and self._slots(request) > self.max_slots:
+        if self.max_slots is not None and self._most(request) > self.max_slots:
             raise PromptError(
                 f"{len(request.prompt)} prompt tokens and up to {request.rules.max_new_tokens} new ones do not fit the "
                 f"KV cache, which holds {self.max_slots} tokens: shorten the prompt, lower max_new_tokens, or raise "
@@ -66,15 +84,23 @@ class Admission:
     def receive(self) -> None:
         """Move what was submitted to the queue."""
         while self._arriving:
-            first = self._arriving[0]  # an interruption between the two lines below must not queue it twice
+            first = self._arriving[0]  # an interruption between the lines below must not queue it twice
             if not first.finished and first not in self._waiting:
-                insort(self._waiting, first, key=lambda each: each.priority)
+                first.arrival = next(self._arrivals)
+                self._queue(first)
             self._arriving.popleft()
+
+    def _queue(self, sequence: Sequence) -> None:
+        insort(self._waiting, sequence, key=_turn)
 
     def drop(self, sequences: Seq[Sequence] = ()) -> None:
         """Remove the requests that have ended, and these, from the queue."""
         gone = set(sequences)
         self._waiting = [each for each in self._waiting if not each.finished and each not in gone]
+
+    def ended(self, sequences: Iterable[Sequence]) -> None:
+        """Learn from the outputs of requests that have ended how many tokens to expect."""
+        self._outputs.extend(len(each.tokens) for each in sequences)
 
     def next(self, running: Mapping[int, Sequence]) -> dict[int, Sequence]:
         """The first waiting requests that free rows and memory allow, by row number.
@@ -88,59 +114,110 @@ class Admission:
         chosen = self._fitting(running)
         if not chosen and not running and self._waiting:  # contents of ended requests are in the way
             self._prefixes.clear()
-            self._cache.clear()
+            self._cache.free()
             chosen = self._fitting(running)
-        self._recent.extend(self._slots(sequence.request) for sequence in chosen.values())
+        self._recent.extend(self._most(sequence.request) for sequence in chosen.values())
         return chosen
 
     def _fitting(self, running: Mapping[int, Sequence]) -> dict[int, Sequence]:
         chosen: dict[int, Sequence] = {}
         free = [row for row in range(self.max_rows) if row not in running]
-        slots = max([self._cache.slots, *(self._slots(sequence.request) for sequence in running.values())])
-        kept = self._cache.rows if running or len(self._prefixes) else 0
-        height = max([kept, *(row + 1 for row in running)])
+        needs = {row: self._expected(sequence) for row, sequence in running.items()}
         for sequence in self._waiting[: len(free)]:
-            slots = max(slots, self._slots(sequence.request))
             try:
                 rows = self._prefixes.preferred(free, sequence)
             except Exception as error:
                 sequence.fail(failure(error))
                 self.drop()
                 continue
-            row = next((each for each in rows if self._allows(max(height, each + 1), slots)), None)
+            expected = self._expected(sequence)
+            row = next((each for each in rows if self._fits({**needs, each: expected})), None)
             if row is None:
                 break
-            height = max(height, row + 1)
+            needs[row] = expected
             free.remove(row)
             chosen[row] = sequence
         return chosen
+
+    def _fits(self, needs: Mapping[int, int]) -> bool:
+        """Whether there is memory for rows that need so many slots; contents of other rows make room for them."""
+        if self.max_slots is None:
+            return True
+        if not self._cache.lazy:
+            return self._cache.total_with(needs) <= self.max_slots
+        return sum(needs.values()) <= self.max_slots
+
+    def lacks(self, running: Mapping[int, Sequence]) -> bool:
+        """Whether the next step of these rows needs more memory than there is, that of other rows included."""
+        if self.max_slots is None or not self._cache.lazy:
+            return False
+        needs = {row: self._next(sequence) for row, sequence in running.items()}
+        if sum(needs.values()) > self.max_slots:
+            return True
+        self._make_room(needs)
+        return False
+
+    def _make_room(self, needs: Mapping[int, int]) -> None:
+        """Give back memory until these rows have so many slots: of rows without contents, then of the least recently
+        used ones, then what the rows themselves do not need."""
+        if self.max_slots is None or not self._cache.lazy or self._cache.total_with(needs) <= self.max_slots:
+            return
+        rows, kept = range(self._cache.rows), self._prefixes.oldest
+        for row in (*(row for row in rows if row not in kept), *kept, *needs):
+            if row not in needs:
+                self._prefixes.drop([row])
+                self._cache.trim([row])
+            elif row not in kept or self._prefixes.length(row) <= needs[row]:
+                self._cache.trim([row], needs[row])
+            if self._cache.total_with(needs) <= self.max_slots:
+                return
+        self._prefixes.drop([row for row in needs if self._prefixes.length(row) > needs[row]])  # of earlier requests
+        for row, slots in needs.items():
+            self._cache.trim([row], slots)
+
+    def allocate(self, running: Mapping[int, Sequence], admitted: Mapping[int, Sequence]) -> None:
+        """Make room for the prompts of new requests and their first steps, beside those in flight."""
+        needs = {row: self._next(sequence) for row, sequence in (*running.items(), *admitted.items())}
+        self._make_room(needs)
+        rows, slots = list(admitted), [needs[row] if self._cache.lazy else 1 for row in admitted]
+        self._cache.reserve(rows, slots, self._kv_size({**running, **admitted}, rows))
+
+    def requeue(self, sequences: Iterable[Sequence]) -> None:
+        """Queue requests again, in the places that their arrivals give them."""
+        for sequence in sequences:
+            if sequence not in self._waiting:
+                self._queue(sequence)
+
+    def last(self, running: Mapping[int, Sequence]) -> int:
+        """The row of the request that would be the last to be admitted."""
+        return max(running, key=lambda row: _turn(running[row]))
 
     def free_rows(self, running: Collection[int]) -> list[int]:
         """The rows of which the cache holds nothing, in rising order."""
         return [row for row in range(self.max_rows) if row not in running and row not in self._prefixes]
 
-    def _allows(self, rows: int, slots: int) -> bool:
-        return self.max_slots is None or rows * slots <= self.max_slots
-
-    def kv_size(self, running: Mapping[int, Sequence], rows: Seq[int]) -> KVSize:
-        """What the cache needs for the rows in flight, of which ``rows`` are new.
+    def _kv_size(self, running: Mapping[int, Sequence], rows: Seq[int]) -> KVSize:
+        """What to allocate for the rows in flight, of which ``rows`` are new.
 
         Rows are doubled when more requests arrive while others run, since contents are then copied.
         """
-        slots = max(self._cache.slots, *(self._slots(sequence.request) for sequence in running.values()))
+        longest = (bucket(self._most(sequence.request)) for sequence in running.values())
+        slots = max(self._cache.slots, *longest)
         height = max(rows) + 1
         if 0 < self._cache.rows < height:
-            fit = self.max_rows if self.max_slots is None else self.max_slots // slots
+            whole = self.max_slots is not None and not self._cache.lazy
+            fit = self.max_slots // slots if whole and self.max_slots is not None else self.max_rows
             height = max(height, min(2 * self._cache.rows, fit, self.max_rows))
         return KVSize(height, slots)
 
     def rest(self) -> None:
         """Forget the rows of the cache when nothing runs, but for those with contents that prompts may take over.
 
-        The cache stays allocated for the next requests, unless its rows are so long that they would limit how many of
-        these run together.
+        The cache stays allocated for the next requests, unless it is allocated whole and its rows are so long that they
+        would limit how many of these run together.
         """
-        limiting = not self._allows(self.max_rows, self._cache.slots)
+        most = self.max_slots
+        limiting = most is not None and not self._cache.lazy and self.max_rows * self._cache.slots > most
         if limiting and len(self._prefixes) and self._cache.slots > max(self._recent):
             self._prefixes.clear()
         if len(self._prefixes):
@@ -150,6 +227,27 @@ class Admission:
         else:
             self._cache.clear()
 
-    def _slots(self, request: Request) -> int:
-        """The row length that this request may need, padding included."""
-        return bucket(len(request.prompt) + request.rules.max_new_tokens + self._draft_nodes + CATCH_UP)
+    def _rounded(self, tokens: int) -> int:
+        """The slots that a row with so many tokens needs for a step, padding included."""
+        slots = tokens + self._draft_nodes + CATCH_UP
+        return grains(slots) if self._cache.lazy else bucket(slots)
+
+    def _most(self, request: Request) -> int:
+        """The slots that this request may need."""
+        return self._rounded(len(request.prompt) + request.rules.max_new_tokens)
+
+    def _next(self, sequence: Sequence) -> int:
+        """The slots that a request needs for its next step."""
+        return min(self._rounded(sequence.length), self._most(sequence.request))
+
+    def _expected(self, sequence: Sequence) -> int:
+        """The slots that a request will need, if its output is as long as recent ones."""
+        if not (self._grows and self._cache.lazy):
+            return self._most(sequence.request)
+        usual = sum(self._outputs) // max(len(self._outputs), 1)
+        new = max(usual, len(sequence.tokens) + _AHEAD)
+        return min(self._rounded(len(sequence.prompt) + new), self._most(sequence.request))
+
+
+def _turn(sequence: Sequence) -> tuple[int, int]:
+    return sequence.priority, sequence.arrival

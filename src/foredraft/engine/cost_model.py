@@ -47,7 +47,7 @@ def measure_costs(
     sizes = [nodes for nodes in SIZES if nodes <= longest]
     cached = max(0, min(cached, target.max_length - sizes[-1] - 1))
     cache = target.new_cache()
-    cache.reserve(batch, cached + sizes[-1])
+    cache.reserve(range(batch), cached + sizes[-1])
     times: dict[int, list[float]] = {nodes: [] for nodes in sizes}
     started = time.perf_counter()
     for repeat in range(_REPEATS + 1):

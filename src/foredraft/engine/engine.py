@@ -47,8 +47,9 @@ class Engine:
         max_rows: the most sequences that run at once; the others wait in order.
         exact_nodes: see ``Stepper``.
         cache: the target's KV cache, if the drafter shares it; by default a new one.
-        max_slots: the most slots (rows times length) of the cache; None for no limit. Requests that would exceed it
-            together wait for each other.
+        max_slots: the most slots for which the cache takes memory; None for no limit. Requests that would exceed it
+            together wait for each other. If running ones need more as their outputs grow, the last ones wait again;
+            what they had is read again, and their outputs continue.
         max_prefill_tokens: the most prompt tokens that a step reads while rows run; by default what takes about as
             long as a step. The exact mode reads prompts whole.
         replay: how steps run; see ``model.replay``.
@@ -82,7 +83,9 @@ class Engine:
         self._stepper = Stepper(target, cache, looped, rule, exact_nodes, replay or EAGER)
         draft_nodes = max(round_up(1 + drafter.needs.max_nodes), exact_nodes) - 1
         self.prefixes = PrefixCache(enabled=prefix_cache and not exact_nodes)
-        self._admission = Admission(cache, max_rows, max_slots, draft_nodes, self.prefixes)
+        self._admission = Admission(cache, max_rows, max_slots, draft_nodes, self.prefixes, grows=not exact_nodes)
+        self.preemptions = 0
+        """How often a running request had to wait again for memory."""
         chunk = max_prefill_tokens or (_CPU_PREFILL if target.device.type == "cpu" else _PREFILL)
         self._reader = PromptReader(target, cache, looped, self.prefixes, None if exact_nodes else chunk)
         self._draws = rule is not None and RULES[rule].draws
@@ -263,6 +266,7 @@ class Engine:
         try:
             self._in_step = True
             with self._cores.step(), self.target.stepping():
+                self._preempt()
                 self._admit(faults)
                 self._read_prompts(faults)
                 if len(self._batch):
@@ -279,9 +283,11 @@ class Engine:
 
     def _retire_finished(self) -> None:
         """Retire ended rows. If this is interrupted, it is repeated."""
-        for row, sequence in zip(self._batch.rows, self._batch.sequences, strict=True):
-            if sequence.finished:
-                self.prefixes.end(row, sequence)
+        rows = zip(self._batch.rows, self._batch.sequences, strict=True)
+        ended = {row: sequence for row, sequence in rows if sequence.finished}
+        for row, sequence in ended.items():
+            self.prefixes.end(row, sequence)
+        self._admission.ended(ended.values())
         self._batch.retire()
         self._reader.drop()
         running = self._running()
@@ -315,6 +321,22 @@ class Engine:
                     _log.warning("%s could not release a row.", name, exc_info=True)
             self._drafter_rows.discard(row)
 
+    def _preempt(self) -> None:
+        """While there is too little memory for the next step of all rows, let the last requests wait again."""
+        running = self._running()
+        while len(running) > 1 and self._admission.lacks(running):
+            rows = self._reader.dependent(self._admission.last(running))
+            gone = {row: running.pop(row) for row in rows}
+            open_requests = [sequence for sequence in gone.values() if not sequence.finished]
+            self._admission.requeue(open_requests)  # first: if this is interrupted, they end with the rows in flight
+            self._batch.retire(gone)
+            self._reader.withdraw(gone)
+            self.prefixes.drop(gone)
+            self.cache.zero(rows)  # prompts that were read in part may have left NaN
+            self._release(self._drafter_rows.intersection(gone))
+            self.ahead.drop()
+            self.preemptions += len(open_requests)
+
     def _admit(self, faults: RowFaults) -> None:
         """Give waiting requests rows. Their prompts are read next."""
         if not self._admission.waiting:
@@ -325,12 +347,11 @@ class Engine:
             return
         sequences = list(admitted.values())
         try:
-            kv_size = self._admission.kv_size({**running, **admitted}, list(admitted))
-            self._stepper.cache.reserve(max(admitted) + 1, 1, kv_size)
+            self._admission.allocate(running, admitted)
             row_work.together_or_apart(self._reader.add, admitted, faults)
             self._admission.drop(sequences)
             for sequence in sequences:
-                sequence.counters.admitted_at = time.perf_counter()
+                sequence.counters.admitted_at = sequence.counters.admitted_at or time.perf_counter()
         except Exception as error:
             fail_all(sequences, prefill_failure(error))
             raise

@@ -48,13 +48,14 @@ class CachedPrefix(NamedTuple):
 class _Contents:
     """The tokens of a row: of a prompt, and of the output so far (the request's own list). All but the last are cached.
 
-    ``features``: of the prompt without its last token. ``keys``: of the blocks that can be taken over. ``used_at``:
-    grows with each use of a row.
+    ``reread``: tokens of the output that were read with the prompt. ``features``: of the prompt without its last token.
+    ``keys``: of the blocks that can be taken over. ``used_at``: grows with each use of a row.
     """
 
     tenant: str
     prompt: Tokens
     output: list[int]
+    reread: int
     features: Features
     used_at: int
     keys: list[int] = field(default_factory=list)
@@ -62,12 +63,12 @@ class _Contents:
     @property
     def length(self) -> int:
         """How many tokens can be taken over."""
-        return len(self.prompt) - 1 + (0 if self.features else len(self.output))
+        return len(self.prompt) - 1 + (0 if self.features else len(self.output) - self.reread)
 
     def tokens(self, begin: int = 0) -> Tokens:
         """Those that can be taken over, from ``begin`` on."""
-        own, end = self.prompt[begin : self.length], self.length - len(self.prompt)
-        output = self.output[max(begin - len(self.prompt), 0) : max(end, 0)]
+        own, after = self.prompt[begin : self.length], len(self.prompt) - self.reread
+        output = self.output[max(begin - after, self.reread) : max(self.length - after, self.reread)]
         return np.concatenate([own, np.array(output, dtype=np.int64)]) if output else own
 
     def common(self, tokens: Tokens) -> int:
@@ -77,7 +78,10 @@ class _Contents:
     def common_beyond(self, known: int, tokens: Tokens) -> int:
         """``common``, if the first ``known`` tokens are the same: quick if few more are."""
         same, end, prompt = known, min(len(tokens), self.length), len(self.prompt)
-        while same < end and tokens[same] == (self.prompt[same] if same < prompt else self.output[same - prompt]):
+        while same < end:
+            token = self.prompt[same] if same < prompt else self.output[same - prompt + self.reread]
+            if token != tokens[same]:
+                break
             same += 1
         return self._with_features(same, len(tokens))
 
@@ -114,15 +118,19 @@ class PrefixCache:
         """Whether the row holds something."""
         return row in self._rows
 
+    def length(self, row: int) -> int:
+        """How many tokens of a row can be taken over."""
+        return self._rows[row].length if row in self._rows else 0
+
     def hold(self, row: int, sequence: Sequence, features: Features, cached: int) -> None:
         """Keep the contents of a row whose prompt has been read, but for ``cached`` tokens that were taken over."""
         if self.enabled:
             self.drop([row])
-            self.queried += len(sequence.prompt) - 1
+            prompt, output = np.array(sequence.committed, dtype=np.int64), sequence.tokens
+            self.queried += len(prompt) - 1
             self.hits += cached
             self._uses += 1
-            prompt = np.array(sequence.prompt, dtype=np.int64)
-            self._rows[row] = _Contents(sequence.tenant, prompt, sequence.tokens, features, self._uses)
+            self._rows[row] = _Contents(sequence.tenant, prompt, output, len(output), features, self._uses)
             self._running.add(row)
             self._extend(row)
 
@@ -186,6 +194,11 @@ class PrefixCache:
         features = {key: states[:, :length] for key, states in rows[row].features.items()}
         return CachedPrefix(row, length, features)
 
+    @property
+    def oldest(self) -> list[int]:
+        """The rows that hold something, the least recently used first."""
+        return list(self._rows)
+
     def use(self, prefix: CachedPrefix) -> None:
         """The prefix is taken over: its row is now the most recently used."""
         self._touch(prefix.row)
@@ -203,7 +216,7 @@ class PrefixCache:
         """
         rank = {row: place for place, row in enumerate(self._rows, start=1)}
         order = sorted(free, key=lambda row: (rank.get(row, 0), row))
-        found = self.find(sequence.tenant, np.array(sequence.prompt[:-1])) if self._rows else None
+        found = self.find(sequence.tenant, np.array(sequence.committed[:-1])) if self._rows else None
         if found is not None and found.row in order:
             lost = self._rows[found.row].length - found.length
             if lost < BLOCK or (lost <= found.length and all(row in rank for row in free)):

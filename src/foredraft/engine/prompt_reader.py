@@ -30,6 +30,8 @@ _OLDEST_SHARE = 4
 class _Reading:
     """A prompt that is being read, without its last token, the first root.
 
+    That of a request that has to be read again is all that it has committed.
+
     ``requests``: those with this prompt, by row. It is read into the first of these rows. ``done``: tokens that the
     cache holds, ``cached`` of them from an earlier request. ``parts``: what the drafter reads of them, from
     ``Drafter.fuse``; it has seen the first ``shown`` of these. ``seconds``: spent on it. ``keys``: of its blocks.
@@ -65,7 +67,7 @@ class _Reading:
 
 def _key(sequence: Sequence) -> tuple[str, tuple[int, ...]]:
     """Requests with the same key share a reading."""
-    return sequence.tenant, sequence.prompt
+    return sequence.tenant, sequence.committed
 
 
 def _joined(parts: Seq[Features]) -> dict[int, Tensor]:
@@ -115,8 +117,8 @@ class PromptReader:
         for row, sequence in admitted.items():
             reading = prompts.get(_key(sequence))
             if reading is None:
-                ids = np.array(sequence.prompt[:-1], dtype=np.int64)
-                tokens = to_device(sequence.prompt[:-1], self.target.device)
+                prompt = sequence.committed[:-1]
+                ids, tokens = np.array(prompt, dtype=np.int64), to_device(prompt, self.target.device)
                 keys = block_keys(sequence.tenant, ids) if self.prefixes.enabled else []
                 nothing = self.drafter.fuse(self.drafter.needs.states(self.target.empty_hidden()))
                 reading = prompts[_key(sequence)] = _Reading({}, ids, tokens, [nothing], keys)
@@ -160,8 +162,20 @@ class PromptReader:
         ready = {row: sequence for reading in complete for row, sequence in reading.open.items()}
         for reading in complete:
             for sequence in reading.open.values():
-                sequence.counters.prefill_seconds, sequence.counters.cached_tokens = reading.seconds, reading.cached
+                sequence.counters.prefill_seconds += reading.seconds
+                if not sequence.tokens:
+                    sequence.counters.cached_tokens = reading.cached
         return Ready(ready, error)
+
+    def dependent(self, row: int) -> list[int]:
+        """This row, and those that wait for the prompt that is read into it."""
+        return next((list(reading.requests) for reading in self._readings if row == reading.row), [row])
+
+    def withdraw(self, rows: Collection[int]) -> None:
+        """Let go of these rows, with all ``dependent`` ones; the others' prompts are read on."""
+        self._readings = [reading for reading in self._readings if reading.row not in rows]
+        for reading in self._readings:
+            reading.requests = {row: each for row, each in reading.requests.items() if row not in rows}
 
     def drop(self, rows: Collection[int] = ()) -> None:
         """Forget the prompts that have been read into these rows, and those that no request waits for any more."""
@@ -254,10 +268,13 @@ class PromptReader:
         readings, counts = list(shares), list(shares.values())
         for group in group_by_length(counts):
             width = max(counts[i] for i in group)
-            fitting = [i for i in group if readings[i].num_read + width <= self.cache.slots]  # with padding
+            fitting = [i for i in group if readings[i].num_read + width <= self._allocated(readings[i])]  # with padding
             for together in (fitting, *([i] for i in group if i not in fitting)):
                 if together:
                     yield {readings[i]: counts[i] for i in together}
+
+    def _allocated(self, reading: _Reading) -> int:
+        return self.cache.held(reading.row) if self.cache.lazy else self.cache.slots
 
     def _read_together(self, shares: Mapping[_Reading, int]) -> None:
         parts = [reading.tokens[reading.num_read : reading.num_read + count] for reading, count in shares.items()]

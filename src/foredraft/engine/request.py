@@ -140,8 +140,8 @@ class Sequence:
 
     ``seed`` reproduces the output. ``stream`` seeds the row's random numbers: equal to ``seed``, or unique to the
     request; see ``Engine``. Requests with a lower ``priority`` are admitted first. Those of one ``tenant`` may share
-    the keys and values of a prompt that begins alike. ``matcher``: where the output stands in the request's grammar;
-    None without one.
+    the keys and values of a prompt that begins alike. ``arrival``: among the requests of its engine. ``matcher``: where
+    the output stands in the request's grammar; None without one.
     """
 
     request: Request
@@ -158,6 +158,7 @@ class Sequence:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     pieces: deque[Piece] = field(default_factory=deque)
     steps: list[RecordedStep] = field(default_factory=list)  # if the request records them
+    arrival: int = field(init=False, default=-1)
     matcher: Matcher | None = field(init=False, default=None)
     _detokenizer: IncrementalDetokenizer = field(init=False)
 
@@ -186,6 +187,11 @@ class Sequence:
     def stats(self) -> DecodeStats:
         """Statistics so far."""
         return self.counters.stats(len(self.prompt))
+
+    @property
+    def committed(self) -> tuple[int, ...]:
+        """The prompt and the output so far."""
+        return (*self.prompt, *self.tokens) if self.tokens else self.prompt
 
     @property
     def length(self) -> int:

@@ -64,7 +64,7 @@ def _read(
 ) -> list[TokenLogprobs]:
     """Read tokens from slot ``begin`` on; return the scores of the tokens that follow each of them."""
     used_slots = begin + piece.shape[1]
-    cache.reserve(1, used_slots)
+    cache.reserve([0], used_slots)
     base = torch.full((1,), begin, dtype=torch.long, device=piece.device)
     step = engine.target.address(TokenTree.chain(piece), base, [0], used_slots)
     laws = engine.target.forward(step, cache).logits[0].float().log_softmax(-1)

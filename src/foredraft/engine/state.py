@@ -117,10 +117,11 @@ class Batch:
         own.history[begin:end, : history.shape[1]] = packed[:, 3:]
         self._rows = _Rows.of((*old.numbers, *added), (*old.sequences, *sequences))
 
-    def retire(self) -> None:
-        """Remove the rows whose sequences have ended; the last rows take their places."""
+    def retire(self, rows: Collection[int] = ()) -> None:
+        """Remove the rows whose sequences have ended, and these; the last rows take their places."""
         old = self._rows
-        stay = [i for i, sequence in enumerate(old.sequences) if not sequence.finished]
+        pairs = enumerate(zip(old.numbers, old.sequences, strict=True))
+        stay = [i for i, (row, sequence) in pairs if not sequence.finished and row not in rows]
         count = len(stay)
         if count == len(old.sequences):
             return

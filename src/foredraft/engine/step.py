@@ -150,7 +150,7 @@ class Stepper:
     def launch(self, inputs: StepInputs) -> Launched:
         """Propose, forward, warp, verify and commit."""
         start, view = _Mark(self.target.device), inputs.view
-        self.cache.reserve(max(view.rows) + 1, max(view.host_lengths))
+        self.cache.reserve(view.rows, view.host_lengths)
         self.cache.arrange(view.rows)
         rows = Isolation(view, inputs.batch)
         drafted = inputs.drafted or rows.run(lambda seen: self._propose(seen, inputs.plan))
@@ -186,12 +186,12 @@ class Stepper:
     def _verify(self, inputs: StepInputs, rows: Isolation, drafted: Drafted) -> tuple[StepOut, TailOut | HostOut]:
         """The target's forward and the step's tail."""
         draft, tree, view = drafted.draft, drafted.draft.tree, rows.view
-        bases = view.lengths - 1
-        used_slots = max(view.host_lengths) - 1 + tree.tokens.shape[1]
-        self.cache.reserve(max(view.rows) + 1, used_slots)
+        bases, nodes = view.lengths - 1, tree.tokens.shape[1]
+        used_slots = max(view.host_lengths) - 1 + nodes
+        self.cache.reserve(view.rows, [length - 1 + nodes for length in view.host_lengths])
         read = None if inputs.matchers is None else HostTree.of(tree)
         replay, sizes = replay_for(self.replay, self.cache, self.target.version, len(view.rows), inputs.free_rows)
-        kv_extent = self.target.kv_extent(used_slots, tree.tokens.shape[1], self.cache.slots)
+        kv_extent = self.target.kv_extent(used_slots, nodes, self.cache.slots)
         with self.target.running():
             out = replay("forward", sizes, self._forward, tree, bases, kv_extent, why_eager=self.target.why_eager)
         logits = out.logits

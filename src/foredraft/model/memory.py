@@ -1,10 +1,14 @@
 """Memory: sizes of models, and free bytes of devices."""
 
 import ctypes
+import mmap
 import os
+import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -17,6 +21,29 @@ def trim_heap() -> None:
     """Give freed memory back to the system: glibc keeps much of what a conversion of weights has used."""
     with suppress(AttributeError, OSError, TypeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def zero_pages(size: int) -> Any:
+    """A buffer of zeros that takes memory page by page as it is written to, so it may be larger than the memory.
+
+    Its pages are small: one huge page would hold the beginnings of many rows.
+    """
+    if not hasattr(mmap, "MAP_ANONYMOUS"):  # Windows
+        return np.zeros(size, dtype=np.uint8)
+    unreserved = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)  # named in new Pythons only
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | unreserved)
+    with suppress(AttributeError, OSError):  # no huge pages on this system
+        pages.madvise(mmap.MADV_NOHUGEPAGE)
+    return pages
+
+
+def give_back(address: int, size: int) -> None:
+    """Give the whole pages of this part of ``zero_pages`` back to the system; on Linux they are zeros then."""
+    first, last = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE, (address + size) // mmap.PAGESIZE * mmap.PAGESIZE
+    if first < last:
+        with suppress(AttributeError, OSError, TypeError):  # Windows
+            advise = ctypes.CDLL(None).madvise
+            advise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), mmap.MADV_DONTNEED)
 
 
 def available_bytes(device: torch.device) -> int | None:

@@ -63,7 +63,7 @@ def prefill(
             tapped layers.
     """
     width = tokens.shape[1]
-    cache.reserve(max(rows) + 1, max(starts) + width)
+    cache.reserve(rows, [start + width for start in starts])
     bases = to_device(starts, tokens.device)
     first = torch.zeros(1, dtype=torch.long, device=tokens.device)
     for begin in range(0, width, CHUNK):

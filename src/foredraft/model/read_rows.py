@@ -1,6 +1,6 @@
 """How much of each row the KV cache of a draft model or head holds."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from jaxtyping import Int
 from torch import Tensor
@@ -40,7 +40,7 @@ class ReadRows:
         begin = self.add(row)
         end = max(min(begin + CHUNK, most), begin)
         if begin < end:
-            self._cache.reserve(row + 1, end + CATCH_UP, kv_size)
+            self._make_room({row: end + CATCH_UP}, kv_size)
             if not begin:  # an earlier request in the row may have left NaN
                 self._cache.zero([row])
         return begin, end
@@ -59,7 +59,7 @@ class ReadRows:
         self._left.pop(row, None)
         if count > 0 and row != source:
             rows = self._cache.rows  # doubled, so that rows that arrive one by one do not copy everything each time
-            self._cache.reserve(rows if row < rows else max(row + 1, 2 * rows), count)
+            self._cache.reserve([row], count, KVSize(rows if row < rows else max(row + 1, 2 * rows)))
             self._cache.zero([row])  # an earlier request in the row may have left NaN
             self._cache.fork([source], [row], count)
         self.count[row] = max(count, 0)
@@ -87,11 +87,25 @@ class ReadRows:
         if not any(self.count.values()) and cache.slots > bucket(max(slots, view.kv_size.slots)):
             cache.clear()  # of longer requests; none of them is in flight
             self._left.clear()
-        cache.reserve(max(rows) + 1, slots, view.kv_size)
+        beyond = slots - max(view.host_lengths)
+        self._make_room(dict(zip(rows, (length + beyond for length in view.host_lengths), strict=True)), view.kv_size)
         cache.arrange(rows)
         fresh = [row for row in rows if self.count[row] == 0]
         if fresh:  # an earlier request in the row may have left NaN
             cache.zero(fresh)
+
+    def _make_room(self, slots: Mapping[int, int], kv_size: KVSize) -> None:
+        """Reserve so many slots of rows. Where memory is limited, released rows are given up for it, the first ones
+        first, and then what rows in flight do not need."""
+        cache = self._cache
+        if kv_size.most is not None and cache.lazy and cache.total_with(slots) > kv_size.most:
+            others = [row for row in range(cache.rows) if row not in self.count and row not in self._left]
+            for row in (*others, *self._left, *slots):
+                cache.trim([row], slots.get(row, 0))
+                self._left.pop(row, None)
+                if cache.total_with(slots) <= kv_size.most:
+                    break
+        cache.reserve(list(slots), list(slots.values()), kv_size)
 
     def catch_up(
         self, view: View, ends: Sequence[int], slots: int, read: Callable[[list[int]], object], *, few: bool = False

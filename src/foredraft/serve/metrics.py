@@ -121,7 +121,7 @@ class _Speculation(Collector):
 
 
 class _Load(Collector):
-    """What the engine does at the moment, and what its prefix cache has saved."""
+    """What the engine does at the moment, what its prefix cache has saved, and how often memory was too small."""
 
     def __init__(self, generator: Generator) -> None:
         self._engine = generator.engine
@@ -136,6 +136,9 @@ class _Load(Collector):
         for name, (text, value) in counts.items():
             yield CounterMetricFamily(f"foredraft_prefix_cache_{name}", text, value=value)
             yield CounterMetricFamily(f"vllm:prefix_cache_{name}", text, value=value)
+        text = "Outputs that had to wait again for memory, and were read again."
+        for name in ("foredraft_preemptions", "vllm:num_preemptions"):
+            yield CounterMetricFamily(name, text, value=engine.preemptions)
         yield GaugeMetricFamily("foredraft_requests_running", "Outputs in the batch.", value=engine.running)
         yield GaugeMetricFamily("foredraft_requests_waiting", "Outputs that wait for a row.", value=engine.waiting)
         yield GaugeMetricFamily("foredraft_kv_cache_usage_ratio", "Share of the KV cache.", value=engine.cache_use)

@@ -174,7 +174,7 @@ def test_prefill_continues_where_a_row_stands():
         for line, (start, end) in enumerate(zip(starts, ends, strict=True)):
             tokens[line, : end - start] = torch.tensor(texts[line][start:end])
         prefill(model, cache, rows, tokens, starts)
-    cache.reserve(3, 32)
+    cache.reserve(range(3), 32)
     assert (after_roots(model, cache, texts, rows) - after(model, texts)).abs().max() < TOLERANCE
 
 
@@ -251,7 +251,7 @@ def test_rows_in_order_are_not_copied_from_the_host(monkeypatch: pytest.MonkeyPa
     """A copy of a list waits for all that runs on a GPU, and there is an address for every forward."""
     model, tree, ends = CausalLM(tiny.build("llama")), TokenTree.root(torch.tensor([1, 2, 3])), torch.tensor([4, 5, 6])
     cache = model.new_cache()
-    cache.reserve(4, 7)
+    cache.reserve(range(4), 7)
     view = SlotView(cache, model.address(tree, ends, [2, 0, 1], 7))
     assert view.buffer_rows.tolist() == [2, 0, 1] and view.adjacent is None
     monkeypatch.setattr(torch, "tensor", None)

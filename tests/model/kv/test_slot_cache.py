@@ -1,10 +1,13 @@
 """The slot cache: what is written stays where it belongs, whatever grows, moves, forks or is forgotten."""
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
 
 from foredraft.model.kv.cache import BUCKET, SlotCache, SlotView, persistent_zeros
-from foredraft.model.kv.masks import StepIn
+from foredraft.model.kv.masks import GRAIN, StepIn
 
 LAYERS, HEADS, KEY, VALUE = 2, 3, 4, 5
 TEMPLATE = SlotCache(LAYERS)
@@ -38,13 +41,13 @@ def peek(store: SlotCache, rows: list[int], kv_extent: int = 16):
 
 def filled(rows: int = 4, slots: int = 16, like: SlotCache | None = TEMPLATE) -> SlotCache:
     store = SlotCache(LAYERS, like=like)
-    store.reserve(rows, slots)
+    store.reserve(range(rows), slots)
     write(store, list(range(rows)), [list(range(slots))] * rows, slots)
     return store
 
 
 def learn() -> None:
-    TEMPLATE.reserve(1, 1)
+    TEMPLATE.reserve([0], 1)
     write(TEMPLATE, [0], [[0]])
 
 
@@ -84,7 +87,7 @@ def test_arranged_rows_keep_their_contents_and_come_first(order: list[int]):
     store.arrange(order)
     assert store.buffer_rows(order) == list(range(len(order)))
     assert same(peek(store, [0, 1, 2, 3]), before)
-    store.reserve(6, BUCKET + 1)
+    store.reserve(range(6), BUCKET + 1)
     store.arrange([*order, 5])
     assert same(peek(store, [0, 1, 2, 3]), before)
     _, read = write(store, order, [[5]] * len(order))
@@ -107,18 +110,21 @@ def test_only_the_row_that_fills_a_hole_is_moved():
 def test_growth_keeps_content_and_never_shrinks():
     store = filled()
     before = peek(store, [0, 1, 2, 3])
-    store.reserve(9, BUCKET + 1)
+    store.reserve(range(9), BUCKET + 1)
     assert (store.rows, store.slots) == (9, 2 * BUCKET)
     assert same(peek(store, [0, 1, 2, 3]), before)
     size = store.nbytes
-    store.reserve(2, 3)
+    store.reserve(range(2), 3)
     assert (store.rows, store.slots, store.nbytes) == (9, 2 * BUCKET, size)
     assert same(peek(store, [0, 1, 2, 3]), before)
     write(store, [8], [[BUCKET + 1]], BUCKET + 2)
 
 
-def test_bytes_are_those_of_all_buffers():
-    assert filled(4, 16).nbytes == LAYERS * 4 * HEADS * BUCKET * (KEY + VALUE) * 4
+def test_bytes_are_those_that_rows_hold_or_of_buffers_that_are_allocated_whole(monkeypatch: pytest.MonkeyPatch):
+    store = filled(4, 16)
+    assert store.slot_bytes == LAYERS * HEADS * (KEY + VALUE) * 4 and store.nbytes == 4 * GRAIN * store.slot_bytes
+    monkeypatch.setattr(SlotCache, "lazy", False)
+    assert store.nbytes == 4 * BUCKET * store.slot_bytes
 
 
 @pytest.mark.parametrize("order", [[], [0, 2]], ids=["in place", "moved"])
@@ -155,7 +161,7 @@ def test_free_gives_everything_back():
     store = filled()
     store.free()
     assert (store.rows, store.slots, store.nbytes) == (0, 0, 0)
-    store.reserve(1, 1)
+    store.reserve([0], 1)
     _, read = write(store, [0], [[1]], 4)
     assert not read[0][0][:, :, [0, 2, 3]].any(), "something of before has come back"
 
@@ -165,14 +171,14 @@ def test_clear_keeps_the_memory_for_rows_of_the_same_length():
     store.arrange([2, 1])
     before, size = store._keys[0], store.nbytes
     store.clear()
-    store.reserve(2, 3)
-    assert store._keys[0] is before and store.nbytes == size and store.kv_size == (4, BUCKET)
+    store.reserve(range(2), 3)
+    assert store._keys[0] is before and store.nbytes == size and store.kv_size[:2] == (4, BUCKET)
     assert store.buffer_rows([0, 1, 2]) == [0, 1, 2]
     store.zero([1])
     assert not any(each.any() for pair in peek(store, [1]) for each in pair), "what it held before is known to be there"
     for rows, slots in ((5, 3), (1, BUCKET + 1), (1, 1)):
         store.clear()
-        store.reserve(rows, slots)
+        store.reserve(range(rows), slots)
         assert store.nbytes == 0
         _, read = write(store, [0], [[1]], 4)
         assert store.rows == rows and not read[0][0][:, :, [0, 2, 3]].any()
@@ -191,7 +197,7 @@ def test_buffers_of_one_kind_are_one_allocation_where_the_kinds_are_known(like: 
         2 if like else 2 * LAYERS
     )
     store.free()
-    store.reserve(1, 4)
+    store.reserve([0], 4)
     written, _ = write(store, [0], [[1]], 4)
     assert len({each.untyped_storage().data_ptr() for layer in range(LAYERS) for each in store.stored(layer)}) == 2
     assert same(peek(store, [0], 4)[1:], [tuple(torch.nn.functional.pad(x[0], (0, 0, 1, 2))[None] for x in written[1])])
@@ -208,5 +214,71 @@ def test_growth_frees_the_old_buffers_first_where_both_do_not_fit(monkeypatch: p
         return persistent_zeros(like, *shape)
 
     monkeypatch.setattr("foredraft.model.kv.cache.persistent_zeros", full)
-    store.reserve(6, BUCKET + 1)
+    store.reserve(range(6), BUCKET + 1)
     assert failed and same(peek(store, [0, 1, 2, 3]), before)
+
+
+def test_each_row_holds_what_was_reserved_for_it():
+    store = filled(1)
+    store.reserve([0, 2], [100, 600])
+    assert [store.held(row) for row in range(4)] == [128, 0, 640, 0]
+    assert store.total_with({0: 50, 1: 64, 2: 641}) == 128 + 64 + 704
+    size = store.slot_bytes
+    assert store.nbytes == 768 * size
+    store.trim([2, 1], 70)
+    assert [store.held(row) for row in range(3)] == [128, 0, 128] and store.nbytes == 256 * size
+    store.clear()
+    assert store.held(2) == 128, "the memory stays"
+    store.free()
+    assert store.held(2) == store.nbytes == 0 and store.total_with({5: 1}) == GRAIN
+
+
+def test_buffers_that_are_allocated_whole_count_as_a_whole(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(SlotCache, "lazy", False)
+    store = filled(2, 40)
+    assert store.total_with({0: 700}) == 2 * 3 * BUCKET and store.total_with({4: 3}) == 5 * BUCKET
+    before = peek(store, [0, 1], 40)
+    store.trim([0, 1])
+    assert same(peek(store, [0, 1], 40), before) and store.nbytes == 2 * BUCKET * store.slot_bytes
+
+
+@pytest.mark.parametrize("order", [[1], [2, 0]])
+def test_moved_rows_of_different_lengths_keep_contents_and_memory(order: list[int]):
+    store, lengths = SlotCache(LAYERS, like=TEMPLATE), [40, 700, 100]
+    store.reserve(range(3), lengths)
+    for row, length in enumerate(lengths):
+        write(store, [row], [list(range(length))], length)
+    before, held = [peek(store, [row], length) for row, length in enumerate(lengths)], [64, 704, 128]
+    store.arrange(order)
+    assert [store.held(row) for row in range(3)] == held and store.total_with({}) == sum(held)
+    for row, length in enumerate(lengths):
+        assert same(peek(store, [row], length), before[row])
+    store.reserve([3], 1100)  # a longer row moves all buffers
+    for row, length in enumerate(lengths):
+        assert same(peek(store, [row], length), before[row])
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads the resident memory that Linux reports")
+def test_memory_is_committed_for_the_rows_own_slots_and_given_back():
+    """Rows of 100 tokens in buffers for one of 100,000."""
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    store = SlotCache(1)
+    store.reserve([0], 100_000)
+    store.buffers(0, torch.empty(1, 2, 0, 64), torch.empty(1, 2, 0, 64))
+    store.reserve(range(64), 100)
+    start = resident()
+    for each in store.stored(0):
+        each[:, :, :100] = 1.0
+    short = resident() - start
+    for each in store.stored(0):
+        each[0, :, 100:100_000] = 2.0
+    long = resident() - start - short
+    own = 2 * 2 * 64 * 4
+    assert 64 * 100 * own <= short < 64 * 160 * own and long < 1.1 * 100_000 * own
+    store.trim([0], 128)
+    assert resident() - start < short + 2_000 * own and store.total_with({}) == 64 * 128
+    for each in store.stored(0):
+        assert bool((each[:, :, :100] == 1.0).all()) and not each[0, :, 1000:].any()

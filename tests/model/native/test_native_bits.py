@@ -33,7 +33,7 @@ def threads():
 def plain(model: NativeLM, text: Sequence[int]) -> Tensor:
     """[T, V]: logits after each token of a text, one forward per token."""
     cache = model.new_cache()
-    cache.reserve(1, len(text))
+    cache.reserve([0], len(text))
     found = [_one(model, cache, token, place) for place, token in enumerate(text)]
     return torch.stack(found)
 
@@ -69,7 +69,7 @@ def check_trees(model: NativeLM, texts: Sequence[list[int]], nodes: int, seed: i
     rows = tuple(range(len(texts)))
     cache = read(model, texts, rows)
     used_slots = max(map(len, texts)) + nodes
-    cache.reserve(len(texts), used_slots)
+    cache.reserve(range(len(texts)), used_slots)
     logits = model.forward(model.address(tree, bases(texts), rows, used_slots), cache).logits
     for row, (text, (tokens, parents)) in enumerate(zip(texts, made, strict=True)):
         for node in range(nodes):
@@ -96,7 +96,7 @@ def test_a_chain_read_at_once_in_parts_or_one_by_one_has_the_same_bits(weights, 
     expected = plain(model, text)
     for width in (300, 256, 31, 8, 5):
         cache = model.new_cache()
-        cache.reserve(1, len(text))
+        cache.reserve([0], len(text))
         for begin in range(0, len(text), width):
             piece = torch.tensor([text[begin : begin + width]])
             step = model.address(TokenTree.chain(piece), torch.tensor([begin]), (0,), begin + piece.shape[1])

@@ -63,7 +63,7 @@ def test_logits_and_hidden_states_equal_those_of_transformers(case):
     stock = model.double()(ids, output_hidden_states=True)
     step = engine.address(TokenTree.chain(ids), torch.zeros(3, dtype=torch.long), (0, 1, 2), 30)
     cache = engine.new_cache()
-    cache.reserve(3, 30)
+    cache.reserve(range(3), 30)
     out = engine.forward(step, cache)
     torch.testing.assert_close(out.logits.double(), stock.logits, atol=2e-4, rtol=1e-4)
     for layer in (0, 1):

@@ -40,7 +40,7 @@ class Recorder(Selection):
 
 def say(model: CausalLM | PartialLM, cache: SlotCache, trees: TokenTree, texts: list[list[int]], rows: list[int]):
     """Logits of trees whose roots are the last tokens of the texts."""
-    cache.reserve(max(rows) + 1, max(map(len, texts)) + trees.tokens.shape[1])
+    cache.reserve(rows, max(map(len, texts)) + trees.tokens.shape[1])
     step = model.address(trees, bases(texts), rows, max(map(len, texts)) - 1 + trees.tokens.shape[1])
     return model.forward(step, cache).logits
 

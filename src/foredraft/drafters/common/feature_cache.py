@@ -82,7 +82,7 @@ class _PendingStates(NamedTuple):
 
     rows: tuple[int, ...]
     starts: Int[Tensor, "B"]
-    kv_extent: int  # of the longest row
+    host_lengths: tuple[int, ...]
     hidden: Mapping[int, Float[Tensor, "B D H"]]
 
 
@@ -125,7 +125,7 @@ class FeatureCache:
         self._cache = SlotCache(depth)
         self._features = torch.zeros(0, 0, 0, device=weight.device, dtype=weight.dtype)
         self.reads_masks = layers.reads_masks
-        self._used = 0  # slots after these have no features
+        self._used: dict[int, int] = {}  # by row: later slots have no features
         self._layout = Layout({"rows": window}, by_type=False)
         self.window = window
         self._rows = ReadRows(self._cache)  # with true features
@@ -156,7 +156,7 @@ class FeatureCache:
         """Add a row with the features of its prompt; what was read of it before is kept."""
         features = hidden[_FUSED]
         self._store(row, 0, features)
-        self._features[row, features.shape[1] : self._used] = 0  # an earlier request in the row may have left NaN
+        self._features[row, features.shape[1] : self._used[row]] = 0  # an earlier request in the row may have left NaN
         self._rows.add(row)
 
     def _store(self, row: int, begin: int, features: Float[Tensor, "1 T F"], kv_size: KVSize = EMPTY_KV) -> None:
@@ -165,6 +165,10 @@ class FeatureCache:
         end = begin + features.shape[1]
         self._reserve(row + 1, end, features.shape[2], kv_size)
         self._features[row, begin:end] = features[0]
+        self._fill(row, end)
+
+    def _fill(self, row: int, slots: int) -> None:
+        self._used[row] = max(self._used.get(row, 0), slots)
 
     def commit(self, view: View, verdict: Verdict, out: StepOut) -> None:
         """Store the features of the accepted path; later slots are overwritten by the next step."""
@@ -172,7 +176,7 @@ class FeatureCache:
         hidden = {tap: verdict.on_path(states) for tap, states in out.hidden.items()}
         if not alone:
             self._flush()
-        self._pending.append(_PendingStates(view.rows, view.lengths - 1, max(view.host_lengths), hidden))
+        self._pending.append(_PendingStates(view.rows, view.lengths - 1, view.host_lengths, hidden))
         if not alone or len(self._pending) >= _MAX_PENDING:
             self._flush()
 
@@ -184,10 +188,13 @@ class FeatureCache:
         features = self._to_features({tap: torch.cat([step.hidden[tap] for step in steps]) for tap in steps[0].hidden})
         width = features.shape[1]
         rows = [row for step in steps for row in step.rows]
-        self._reserve(max(rows) + 1, max(step.kv_extent for step in steps) - 1 + width, features.shape[2])
+        ends = [length - 1 + width for step in steps for length in step.host_lengths]
+        self._reserve(max(rows) + 1, max(ends), features.shape[2])
         starts = torch.cat([step.starts for step in steps])[:, None]
         slots = starts + torch.arange(width, device=features.device)
         self._features[to_device(rows, features.device)[:, None], slots] = features
+        for row, end in zip(rows, ends, strict=True):
+            self._fill(row, end)
         self._pending = []  # last, so that an interrupted flush is repeated
 
     def release(self, row: int) -> None:
@@ -321,7 +328,6 @@ class FeatureCache:
         Args:
             kv_size: what will be needed (see ``SlotCache.reserve``); longer rows, of earlier requests, are cut to it.
         """
-        used, self._used = self._used, max(self._used, slots)
         old = self._features.shape
         rows, slots = max(rows, kv_size.rows), bucket(max(slots, kv_size.slots))
         if rows <= old[0] and width <= old[2] and (slots == old[1] if kv_size.slots else slots <= old[1]):
@@ -331,8 +337,9 @@ class FeatureCache:
         if not kv_size.slots:
             slots = max(slots, old[1])
         resized = persistent_zeros(self._features, max(rows, old[0]), slots, max(width, old[2]))
-        held = min(used, slots, old[1])
-        resized[: old[0], :held, : old[2]] = self._features[:, :held]
+        for row, used in self._used.items():
+            held = min(used, slots, old[1])
+            resized[row, :held, : old[2]] = self._features[row, :held]
         self._features = resized
         self._versions[0] += 1
 

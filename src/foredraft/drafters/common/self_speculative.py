@@ -83,7 +83,7 @@ class SkippingDrafter(SelfSpeculativeDrafter):
 
     def _chain(self, view: View, limits: ChainLimits) -> Draft:
         target, count, used_slots = self._model, len(view.rows), max(view.host_lengths) + limits.depth
-        self.cache.reserve(max(view.rows) + 1, used_slots)
+        self.cache.reserve(view.rows, [length + limits.depth for length in view.host_lengths])
         self.cache.arrange(view.rows)
         kv_extent = target.kv_extent(used_slots, 1, self.cache.slots)
         replay, sizes = replay_for(self._replay, self.cache, target.version, count, free_rows=())

@@ -103,7 +103,7 @@ class SkipEvaluator:
     def _prefill(self, model: TargetModel) -> None:
         """Read the samples with the full model."""
         max_nodes = max(len(drafts.tokens) for drafts in self._drafts)
-        self._cache.reserve(len(self._drafts), self._longest_sample + max_nodes)
+        self._cache.reserve(range(len(self._drafts)), self._longest_sample + max_nodes)
         for begin in range(0, len(self._drafts), _BATCH):
             samples = [drafts.sample for drafts in self._drafts[begin : begin + _BATCH]]
             rows = range(begin, begin + len(samples))

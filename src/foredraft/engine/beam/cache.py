@@ -26,7 +26,7 @@ class BeamCache:
         self._rows = [row for row in range(len(sizes)) for _ in range(width)]
         self._bases = [size - 1 for size in sizes for _ in range(width)]  # slots of the next tokens to read
         longest = max(self._bases)
-        self._cache.reserve(len(sizes) * width, longest + 1)
+        self._cache.reserve(range(len(sizes) * width), longest + 1)
         prefill(target, self._cache, range(len(sizes)), tokens[:, :longest], [0] * len(sizes))
 
     def forward(self, root: TokenTree) -> Float[Tensor, "N 1 V"]:
@@ -37,7 +37,7 @@ class BeamCache:
         beams = [first[row] for row in rows]  # the first beam of each row
         bases = [self._bases[beam] for beam in beams]
         used_slots = max(bases) + 1
-        self._cache.reserve(len(rows), used_slots)
+        self._cache.reserve(rows, used_slots)
         tree = TokenTree.root(root.tokens[torch.tensor(beams, device=device), 0])
         step = self._target.address(tree, torch.tensor(bases, device=device), rows, used_slots)
         return self._target.forward(step, self._cache).logits[torch.tensor(self._rows, device=device)]
@@ -54,7 +54,7 @@ class BeamCache:
     def read(self, tree: TokenTree, start: int = 0) -> Float[Tensor, "N M V"]:
         """Read a tree below each beam, whose last token is node 0; return the logits of nodes from ``start`` on."""
         used_slots = self.used_slots(tree.tokens.shape[1])
-        self._cache.reserve(len(self._rows), used_slots)
+        self._cache.reserve(range(len(self._rows)), used_slots)
         bases = torch.tensor(self._bases, device=self._target.device)
         step = self._target.address(tree, bases, self._rows, used_slots, start=start)
         return self._target.forward(step, self._cache).logits

@@ -318,7 +318,7 @@ class CausalLM(TargetModel):
         """
         ids = self._probe_tokens()
         cache = self.new_cache()
-        cache.reserve(1, 16)
+        cache.reserve([0], 16)
         base = torch.zeros(1, dtype=torch.long, device=self.device)
         # other children of the root come first, so that slots and positions differ
         parents = torch.tensor([[-1, *[0] * 9, 9, 0]], device=self.device)
@@ -331,7 +331,7 @@ class CausalLM(TargetModel):
             raise ModelError(
                 f"{self.name} cannot run over foredraft's slot cache: {first_line(error).rstrip('.')}."
             ) from error
-        self.token_bytes: int = cache.nbytes // (cache.rows * cache.slots)
+        self.token_bytes: int = cache.slot_bytes
         cache.free()
         self._probed = cache
         if expected is not None:

@@ -7,11 +7,10 @@ ragged batches, trees, rollback and continuous batching.
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -20,7 +19,8 @@ from transformers.cache_utils import Cache
 from foredraft.core.drafter import EMPTY_KV, KVSize
 from foredraft.core.errors import ModelError
 from foredraft.core.transfer import to_device
-from foredraft.model.kv.masks import StepIn
+from foredraft.model.kv.masks import GRAIN, StepIn
+from foredraft.model.memory import give_back, zero_pages
 
 _log = logging.getLogger(__name__)
 
@@ -58,9 +58,10 @@ class _Group:
                 buffers[layer] = own
         return cls(kind, places, buffer, starts)
 
-    def resized(self, rows: int, slots: int, used: int) -> "_Group":
-        """A larger one with the contents of the first ``used`` slots; the old one is freed first if both do not fit."""
-        old = self.buffer[:, :, :, :used]
+    def resized(self, rows: int, slots: int, held: Sequence[int]) -> "_Group":
+        """A larger one with the contents of the first ``held[i]`` slots of row i; the old one is freed first if both do
+        not fit."""
+        old = self.buffer[:, :, :, : max(held, default=0)]
         try:
             group = _Group.allocate(self.kind, self.places, rows, slots)
         except torch.OutOfMemoryError:
@@ -69,8 +70,25 @@ class _Group:
                 buffers[layer] = None
             del self.buffer
             group = _Group.allocate(self.kind, self.places, rows, slots)
-        group.buffer[:, : old.shape[1], :, :used] = old
+        for row, count in enumerate(held):
+            group.buffer[:, row, :, :count] = old[:, row, :, :count]
         return group
+
+    def swap(self, row: int, other: int, counts: tuple[int, int]) -> None:
+        """Exchange two rows, which hold so many slots."""
+        own, others = self.buffer[:, row], self.buffer[:, other]
+        kept = others[:, :, : counts[1]].clone()
+        others[:, :, : counts[0]] = own[:, :, : counts[0]]
+        own[:, :, : counts[1]] = kept
+
+    def give_back(self, row: int, begin: int, end: int) -> None:
+        """Give back the memory of slots of a row, on a CPU."""
+        of_slot = self.buffer.stride(3) * self.buffer.itemsize
+        parts = self.buffer[:, row] if begin else self.buffer[:, row, :1]
+        size = (end - begin if begin else self.buffer.shape[3] * self.kind.heads) * of_slot
+        for of_layer in parts:
+            for head in of_layer:
+                give_back(head.data_ptr() + begin * of_slot, size)
 
     def compact(
         self, buffer_rows: slice | Int[Tensor, "B"], sources: Int[Tensor, "B D"], targets: Int[Tensor, "B D"]
@@ -85,13 +103,17 @@ class SlotCache:
     """Keys and values of each layer, ``[R, heads, S, head_dim]``, allocated by the first forward that writes.
 
     ``rows`` and ``slots`` only grow while there are rows. The engine reserves what requests may need when it admits
-    them, so nothing is reallocated while they run, nor when others follow that need as much. On a CPU, memory is
-    committed when it is first written to, so a high limit costs a short output nothing.
+    them, so nothing is reallocated while they run, nor when others follow that need as much.
+
+    On a CPU (``lazy``), this is a range of addresses, where the system commits memory page by page. Each row has memory
+    for the slots that were reserved for it (``held``), however long the others are, until they are given back
+    (``trim``). Elsewhere the buffers are allocated whole.
 
     A row keeps its number but not its place: ``arrange`` moves rows, so that a forward reads them as one slice, without
     a copy.
 
-    ``version`` grows when buffers are allocated or freed.
+    ``version`` grows when buffers are allocated or freed. ``most``: slots for which memory may be taken; the engine
+    keeps to it, and tells the caches of its drafter.
 
     Args:
         limit: the most slots.
@@ -103,8 +125,9 @@ class SlotCache:
         self.rows = 0
         self.slots = 0
         self.version = 0
+        self.most: int | None = None
         self._limit = limit
-        self._used = 0  # slots after these have never been written to
+        self._held: list[int] = []  # by row of the buffers: later slots have never been written to, or were given back
         self._buffer_rows: list[int] = []  # where each row is in the buffers
         self._order: list[int] = []  # the row at each place of the buffers
         self._changing = False  # the buffers are being allocated, or that was interrupted
@@ -113,36 +136,75 @@ class SlotCache:
         self._keys: list[Tensor | None] = [None] * layers
         self._values: list[Tensor | None] = [None] * layers
 
-    def reserve(self, rows: int, slots: int, kv_size: KVSize = EMPTY_KV) -> None:
-        """Make room for row numbers below ``rows`` and slots below ``slots``, keeping the contents.
+    def reserve(self, rows: Collection[int], slots: int | Sequence[int], kv_size: KVSize = EMPTY_KV) -> None:
+        """Make room for the first slots of each of these rows, keeping the contents.
 
         Args:
-            kv_size: what will be needed later; it is allocated now, so that nothing is reallocated in between.
+            slots: of each row, or of all of them.
+            kv_size: for which buffers are allocated now, so that nothing is reallocated in between.
         """
-        limit = slots if self._limit is None else self._limit
-        asked = KVSize(max(rows, kv_size.rows), bucket(max(slots, kv_size.slots)))
+        each = [slots] * len(rows) if isinstance(slots, int) else slots
+        limit = max(each) if self._limit is None else self._limit
+        asked = KVSize(max(max(rows) + 1, kv_size.rows), bucket(max(*each, kv_size.slots)))
         if self._limit is not None:
             asked = KVSize(asked.rows, min(asked.slots, limit))
         if not self._buffer_rows and (asked.rows > self.rows or asked.slots != self.slots):
             self.free()
-        used, self._used = self._used, max(self._used, min(slots, limit))
-        rows, slots = max(asked.rows, self.rows), max(asked.slots, self.slots)
-        self._buffer_rows += range(len(self._buffer_rows), rows)
-        self._order += range(len(self._order), rows)
-        if (rows, slots) == self.kv_size:
-            return
+        size = max(asked.rows, self.rows), max(asked.slots, self.slots)
+        self._buffer_rows += range(len(self._buffer_rows), size[0])
+        self._order += range(len(self._order), size[0])
+        if size != (self.rows, self.slots):
+            self._resize(*size)
+        for row, count in zip(rows, each, strict=True):
+            place = self._buffer_rows[row]
+            self._held[place] = max(self._held[place], min(grains(count), self.slots))
+
+    def _resize(self, rows: int, slots: int) -> None:
         _log.debug("The cache has %d rows of %d slots.", rows, slots)
         self._changing = True
         self.version += 1
         self.rows, self.slots = rows, slots
         for index, group in enumerate(self._groups):
-            self._groups[index] = group.resized(rows, slots, used)
+            self._groups[index] = group.resized(rows, slots, self._held)
+        self._held += [0] * (rows - len(self._held))
         self._changing = False
+
+    @property
+    def lazy(self) -> bool:
+        """Whether memory is committed for the slots that rows hold alone."""
+        kinds = self._kinds[0]
+        return kinds is not None and kinds[0].device.type == "cpu"
+
+    def held(self, row: int) -> int:
+        """How many slots of a row were reserved and not given back."""
+        place = self._place(row)
+        return self._held[place] if place < len(self._held) else 0
+
+    def _place(self, row: int) -> int:
+        return self._buffer_rows[row] if row < len(self._buffer_rows) else row
+
+    def total_with(self, slots: Mapping[int, int]) -> int:
+        """The slots of all rows for which memory is taken once these are reserved, by row."""
+        if not self.lazy:
+            rows = max(self.rows if self._buffer_rows else 0, *(row + 1 for row in slots))
+            return rows * max(self.slots, *map(bucket, slots.values()))
+        return sum(self._held) + sum(max(grains(count) - self.held(row), 0) for row, count in slots.items())
+
+    def trim(self, rows: Iterable[int], slots: int = 0) -> None:
+        """Give back all but the first slots of these rows, if the cache is lazy."""
+        if not self.lazy:
+            return
+        for row in rows:
+            place, kept = self._place(row), grains(slots)
+            if kept < self.held(row):
+                for group in self._groups:
+                    group.give_back(place, kept, self._held[place])
+                self._held[place] = kept
 
     @property
     def kv_size(self) -> KVSize:
         """What the buffers are allocated for."""
-        return KVSize(self.rows, self.slots)
+        return KVSize(self.rows, self.slots, self.most)
 
     def clear(self) -> None:
         """Forget all rows. The memory stays for the next ones, if these need as many slots and no more rows."""
@@ -154,7 +216,8 @@ class SlotCache:
         """Forget all rows and free the memory."""
         self.version += 1
         self._buffer_rows, self._order, self._groups = [], [], []
-        self.rows = self.slots = self._used = 0
+        self.rows = self.slots = 0
+        self._held = []
         for layer in range(len(self._keys)):
             self._keys[layer] = self._values[layer] = None
         self._changing = False
@@ -167,14 +230,16 @@ class SlotCache:
         for buffer_row, row in enumerate(rows):
             before = self._buffer_rows[row]
             if before != buffer_row:
-                other = self._order[buffer_row]
+                other, counts = self._order[buffer_row], (self._held[before], self._held[buffer_row])
                 for group in self._groups:
-                    own, others = (group.buffer[:, each, :, : self._used] for each in (before, buffer_row))
-                    kept = others.clone()
-                    others.copy_(own)
-                    own.copy_(kept)
+                    group.swap(before, buffer_row, counts)
                 self._buffer_rows[row], self._buffer_rows[other] = buffer_row, before
                 self._order[buffer_row], self._order[before] = row, other
+                self._held[before] = self._held[buffer_row] = max(counts)
+                self.trim([row], counts[0])
+                self.trim([other], counts[1])
+                if not self.lazy:
+                    self._held[buffer_row], self._held[before] = counts
 
     def first(self, count: int) -> tuple[int, ...]:
         """The rows in the first ``count`` rows of the buffers, until the next ``arrange``."""
@@ -190,7 +255,13 @@ class SlotCache:
 
     @property
     def nbytes(self) -> int:
-        return sum(group.buffer.nbytes for group in self._groups)
+        """Bytes of the slots that rows hold, or of the buffers, if these are allocated whole."""
+        return self.slot_bytes * (sum(self._held) if self.lazy else self.rows * self.slots)
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a slot of one row in all layers; 0 before buffers are allocated."""
+        return sum(group.buffer.nbytes for group in self._groups) // max(self.rows * self.slots, 1)
 
     def holds(self, layer: int) -> bool:
         """Whether this layer has buffers."""
@@ -260,6 +331,7 @@ class SlotCache:
 
     def fork(self, sources: Sequence[int], targets: Sequence[int], slots: int) -> None:
         """Copy the first ``slots`` slots of each source row to its target row; all reads precede the writes."""
+        self.reserve(targets, slots)
         for group in self._groups:
             read, written = (to_device(self.buffer_rows(rows), group.kind.device) for rows in (sources, targets))
             group.buffer[:, written, :, :slots] = group.buffer[:, read, :, :slots]
@@ -267,10 +339,9 @@ class SlotCache:
     @torch.inference_mode()
     def zero(self, rows: Sequence[int]) -> None:
         """Set these rows to zero: slots past a row's end have weight 0, but 0 times NaN would be NaN."""
-        buffer_rows = self.buffer_rows(rows)
-        for group in self._groups:
-            where = _as_slice(buffer_rows) or to_device(buffer_rows, group.kind.device)
-            group.buffer[:, where, :, : self._used] = 0
+        for place in self.buffer_rows(rows):
+            for group in self._groups:
+                group.buffer[:, place, :, : self._held[place]] = 0
 
 
 class SlotView(Cache):
@@ -328,16 +399,21 @@ def _as_slice(indices: Sequence[int]) -> slice | None:
 def persistent_zeros(like: Tensor, *shape: int) -> Tensor:
     """Zeros with the dtype and device of ``like`` that outlive a step.
 
-    Tensors allocated under ``inference_mode`` cannot be written outside of it, and compilers reject them. On a CPU, the
-    system hands out zero pages as they are touched; ``torch.zeros`` would touch all of them.
+    Tensors allocated under ``inference_mode`` cannot be written outside of it, and compilers reject them. On a CPU,
+    memory is committed page by page as it is written to; ``torch.zeros`` would write to all of it.
     """
     with torch.inference_mode(False):
         if like.device.type != "cpu" or 0 in shape:
             return torch.zeros(shape, dtype=like.dtype, device=like.device)
-        untouched = np.zeros(math.prod(shape) * like.itemsize, dtype=np.uint8)
-        return torch.from_numpy(untouched).view(like.dtype).view(shape)
+        pages = zero_pages(math.prod(shape) * like.itemsize)
+        return torch.frombuffer(pages, dtype=torch.uint8).view(like.dtype).view(shape)
 
 
 def bucket(slots: int) -> int:
     """``slots`` rounded up to the allocation size."""
     return -(-slots // BUCKET) * BUCKET
+
+
+def grains(slots: int) -> int:
+    """``slots`` rounded up to what a row's memory is counted in."""
+    return -(-slots // GRAIN) * GRAIN

@@ -199,7 +199,7 @@ class NativeLM(TargetModel):
     def _whole(self, tokens: Int[Tensor, "B T"]) -> StepOut:
         rows, count = tokens.shape
         cache = self.new_cache()
-        cache.reserve(rows, count)
+        cache.reserve(range(rows), count)
         bases = torch.zeros(rows, dtype=torch.long)
         return self.forward(self.address(TokenTree.chain(tokens), bases, range(rows), count), cache)
 

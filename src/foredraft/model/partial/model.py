@@ -129,7 +129,7 @@ class PartialLM(TargetModel):
             raise ModelError(f"A partial cache with room for {self.most_ahead} nodes ahead cannot take {ahead}.")
         if self._scores is not None:
             self._scores.drop()
-        self.cache.reserve(max(rows) + 1, max(host_lengths) + ahead, KVSize(slots=self.capacity))
+        self.cache.reserve(rows, [length + ahead for length in host_lengths], KVSize(slots=self.capacity))
         self.cache.arrange(rows)
         self._begin([row for row in rows if row not in self._synced])
         copies: dict[int, _Copy] = {}
@@ -249,7 +249,7 @@ class PartialLM(TargetModel):
     def _probe(self) -> None:
         """Run one token and check that every layer calls the observer once."""
         scratch = self._model.new_cache()
-        scratch.reserve(1, 1)
+        scratch.reserve([0], 1)
         zero = torch.zeros(1, dtype=torch.long, device=self.device)
         step = self._model.address(TokenTree.root(zero), zero, (0,), 1)
         observer = _ProbeObserver(SlotView(scratch, step))

@@ -216,7 +216,7 @@ def _find_parts(model: CausalLM, blocks: list[nn.Module]) -> _Parts:
 def _probe(model: CausalLM | LayerSkipLM, cache: SlotCache) -> Float[Tensor, "3 V"]:
     """Logits of three tokens."""
     whole = model.model if isinstance(model, LayerSkipLM) else model
-    cache.reserve(1, 16)
+    cache.reserve([0], 16)
     size = whole.model.config.get_text_config().vocab_size
     tokens = torch.arange(1, 4, device=whole.device)[None] % size
     base = torch.zeros(1, dtype=torch.long, device=whole.device)
