@@ -82,11 +82,12 @@ class ForwardTimes:
         self.means = {size: Seconds(value) for size, value in seconds.items()}
         self._last = dict.fromkeys(seconds, 0)
         self.steps = 0  # that were timed
-        self._before, self._table_step, self._table = 0, 0, dict[int, float]()
+        self.latest = 0  # size
+        self._table_step, self._table = 0, dict[int, float]()
 
     def add(self, size: int, seconds: float) -> None:
         """Add a step. A plain one counts after another: between drafts it takes longer."""
-        before, self._before = self._before, size
+        before, self.latest = self.latest, size
         self.steps += 1
         if size == 1 and before != 1:
             return

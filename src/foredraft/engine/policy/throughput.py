@@ -80,11 +80,12 @@ class Throughput(Policy):
         pace, model = self._records(view)
         width = 1 if step.tree is None else step.tree.tokens.shape[1]
         width = DROPPED if width == 1 and plan.worth is not None else width
+        resumed = pace.forward.latest == 1  # then a head first reads what was decoded without it
         pace.forward.add(width, step.verify_seconds + step.host_seconds)
         if plan.worth is None:
             return
         fresh = any(length and row not in self._recent for row, length in zip(view.rows, plan.lengths, strict=True))
-        if not fresh and step.levels:
+        if step.levels and not (fresh or resumed):
             pace.forward.add_levels(step.levels, step.draft_seconds)
         extra = max(step.draft_seconds - step.levels * pace.forward.level, 0.0) if fresh and pace.steps else 0.0
         if pace.steps >= self.LEARN:
