@@ -75,7 +75,8 @@ class ForwardTimes:
 
     SLOPE = 0.05  # least extra time of a node beyond the sizes that are known, as a share of a plain step
     HOPE = 0.03  # a size that was not measured is expected to take so much less than its neighbours say, so it is tried
-    IDLE, STALE = 8, 1000  # steps after which a size changes with plain steps; after which it counts as not measured
+    IDLE = 8  # steps after which a size that is not used changes with plain steps
+    STALE, MOST = 16, 1000  # steps, for each time that it was used, after which it counts as not measured; the most
     FRESH = 8  # steps between tables
 
     def __init__(self, seconds: Mapping[int, float] = {}) -> None:
@@ -129,7 +130,7 @@ class ForwardTimes:
         known = {
             size: mean
             for size, mean in sorted(self.means.items())
-            if mean.count and (size == 1 or (size > 1 and self.steps - self._last[size] < self.STALE))
+            if size == 1 or (size > 1 and self.steps - self._last[size] < min(self.STALE * mean.count, self.MOST))
         }
         sizes, rising = [*known], rising_means([(each.value, min(each.count, 24)) for each in known.values()])
         asked = [size for size in SIZES if size < most] + [size for size in (*SIZES, most) if size >= most][:1]
