@@ -81,7 +81,7 @@ class ForwardTimes:
 
     def __init__(self, seconds: Mapping[int, float] = {}) -> None:
         self.means = {size: Seconds(value) for size, value in seconds.items()}
-        self._last = dict.fromkeys(seconds, 0)
+        self._last = dict.fromkeys(seconds, (0, self.plain))  # by size: the step of its latest time, and ``plain`` then
         self.steps = 0  # that were timed
         self.latest = 0  # size
         self._table_step, self._table = 0, dict[int, float]()
@@ -92,12 +92,12 @@ class ForwardTimes:
         self.steps += 1
         if size == 1 and before != 1:
             return
-        before = self.plain
         self._add(size, seconds)
-        if size == 1 and before:
-            for other, mean in self.means.items():
-                if self.steps - self._last[other] > self.IDLE:
-                    mean.value *= self.plain / before
+        if size == 1:
+            for other, (step, plain) in self._last.items():
+                if plain and self.steps - step > self.IDLE:
+                    self.means[other].value *= self.plain / plain
+                    self._last[other] = step, self.plain
 
     def add_levels(self, count: int, seconds: float) -> None:
         """Add a draft of so many levels."""
@@ -106,8 +106,8 @@ class ForwardTimes:
     def _add(self, size: int, seconds: float) -> None:
         if size not in self.means:
             self.means[size], self._table_step = Seconds(), 0
-        self._last[size] = self.steps
         self.means[size].add(seconds)
+        self._last[size] = self.steps, self.plain
 
     def seconds(self, size: int) -> float:
         """Of this size; 0 if not known."""
@@ -130,7 +130,7 @@ class ForwardTimes:
         known = {
             size: mean
             for size, mean in sorted(self.means.items())
-            if size == 1 or (size > 1 and self.steps - self._last[size] < min(self.STALE * mean.count, self.MOST))
+            if size == 1 or (size > 1 and self.steps - self._last[size][0] < min(self.STALE * mean.count, self.MOST))
         }
         sizes, rising = [*known], rising_means([(each.value, min(each.count, 24)) for each in known.values()])
         asked = [size for size in SIZES if size < most] + [size for size in (*SIZES, most) if size >= most][:1]
