@@ -81,7 +81,8 @@ class ForwardTimes:
 
     def __init__(self, seconds: Mapping[int, float] = {}) -> None:
         self.means = {size: Seconds(value) for size, value in seconds.items()}
-        self._last = dict.fromkeys(seconds, (0, self.plain))  # by size: the step of its latest time, and ``plain`` then
+        latest: tuple[int, float] = 0, self.plain  # the step of a size's latest time, and ``plain`` then
+        self._last = dict.fromkeys(seconds, latest)
         self.steps = 0  # that were timed
         self.latest = 0  # size
         self._table_step, self._table = 0, dict[int, float]()
