@@ -69,8 +69,8 @@ class Seconds:
 class ForwardTimes:
     """Seconds of a step without its draft, by the nodes of its forward, and of a draft level.
 
-    ``means``: of the sizes that were used. While steps are plain, the others change as plain steps do: other programs,
-    or a longer text, make them all slower.
+    ``means``: of the sizes that were used; ``_last``: the step of their latest time, and ``plain`` then. While steps
+    are plain, the others change as plain steps do: other programs, or a longer text, make them all slower.
     """
 
     SLOPE = 0.05  # least extra time of a node beyond the sizes that are known, as a share of a plain step
@@ -81,8 +81,7 @@ class ForwardTimes:
 
     def __init__(self, seconds: Mapping[int, float] = {}) -> None:
         self.means = {size: Seconds(value) for size, value in seconds.items()}
-        latest: tuple[int, float] = 0, self.plain  # the step of a size's latest time, and ``plain`` then
-        self._last = dict.fromkeys(seconds, latest)
+        self._last: dict[int, tuple[int, float]] = dict.fromkeys(seconds, (0, self.plain))
         self.steps = 0  # that were timed
         self.latest = 0  # size
         self._table_step, self._table = 0, dict[int, float]()
