@@ -122,7 +122,7 @@ def test_what_export_refuses(run: Run, place: Path, tmp_path: Path):
 
 
 def test_inspect_refuses_in_one_sentence(run: Run, tmp_path: Path):
-    assert "no config.json" in run("inspect", tmp_path).refusal
+    assert "Cannot read the config.json" in run("inspect", tmp_path).refusal
     (tmp_path / "config.json").write_text("{}")
     save_file({"x": torch.ones(1)}, tmp_path / "model.safetensors")
     assert "no known draft head" in run("inspect", tmp_path).refusal

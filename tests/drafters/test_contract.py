@@ -214,7 +214,7 @@ def holdings(drafter: Any, shared: tuple[SlotCache, ...] = ()) -> dict[str, int]
     held = {}
     kept = (*shared, *(value._cache for value in vars(drafter).values() if isinstance(value, ReadRows)))
     for key, value in vars(drafter).items():
-        if key in ("_features", "_current", "_left") or any(value is each for each in kept):
+        if key in ("_features", "_used", "_current", "_left") or any(value is each for each in kept):
             continue
         if isinstance(value, ReadRows):
             held[key] = len(value.count)

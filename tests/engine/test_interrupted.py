@@ -109,7 +109,7 @@ def interrupted(call: Callable[[], object], stop: int) -> None:
 def test_an_interruption_at_any_line_leaves_the_generator_as_it_was(
     kind: str, stride: int, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("foredraft.engine.prefix_cache._SHORTEST", 1)
+    monkeypatch.setattr("foredraft.engine.prefix_cache.BLOCK", 1)
     g, model, ids = build(kind), target().model, torch.tensor([PROMPTS[2]])
     wanted, logits = said(g), model(ids).logits
     with traced() as tracer:

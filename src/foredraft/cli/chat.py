@@ -93,7 +93,7 @@ def _run(conversation: Conversation, line: str) -> Answer | None:
     done = _COMMANDS[name].run(conversation, argument.strip())
     if isinstance(done, Answer):
         return done
-    errors().print(done, markup=False)
+    errors().print(done, markup=False, soft_wrap=True)
     return None
 
 
