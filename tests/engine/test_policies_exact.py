@@ -110,10 +110,9 @@ def ready(needs: Needs, level: float) -> Throughput:
         level: seconds of a drafted level.
     """
     policy = Throughput(needs)
-    forward = {"-1": level, "1": 1.0, "2": 1.1, "4": 1.3, "8": 1.7}
+    forward = {"1": 1.0, "2": 1.1, "4": 1.3, "8": 1.7}
     rate = {"tokens": 2.2, "levels": 0.0, "widths": {"1": 2.0}}
-    tests = {"tried": [4.0, 1.5], "passed": [2.0, 0.2]}
-    pace = {"forward": forward, **rate, "curve": [0.0, 0.5, 0.62], **tests}
+    pace = {"forward": forward, "level": level, **rate, "curve": [0.0, 0.5, 0.62]}
     policy.restore({"weights": {"2": [0.0, 1.0, 0.0, 0.0]}, "paces": {"1/2": pace}})
     return policy
 

@@ -14,7 +14,7 @@ from policy_sim import World, always, fixed, plain, run, step_of, uneven, view
 from foredraft.core.drafter import Needs, Plan
 from foredraft.core.worth import Features
 from foredraft.engine.policy import Throughput
-from foredraft.engine.policy.estimates import AcceptanceModel, ForwardTimes, Pace, Seconds, rising_means
+from foredraft.engine.policy.estimates import AcceptanceModel, ForwardTimes, Seconds, rising_means
 
 CHAIN, TREE = Needs(max_nodes=8), Needs(max_nodes=12, max_depth=6, scored=True)
 STEPS = 1000
@@ -215,55 +215,6 @@ def test_times_rise_with_the_size_and_are_interpolated():
     assert found[1] == 1.0 and found[6] == pytest.approx(2.0, rel=0.05) and found[8] == 2.4
     assert found[4] == pytest.approx((1.0 + 3 / 5 * (found[6] - 1.0)) * (1 - ForwardTimes.HOPE))
     assert found[12] == pytest.approx((2.4 + 4 * 1.4 / 7) * (1 - ForwardTimes.HOPE))
-
-
-def test_times_of_idle_sizes_change_with_plain_steps():
-    times = ForwardTimes()
-    for size, seconds in ((1, 2.0), (1, 2.0), *((4, 3.0),) * 40):
-        times.add(size, seconds)
-    times.add_levels(2, 1.0)
-    for _ in range(4):
-        times.add(1, 2.0)
-    assert times.seconds(4) == pytest.approx(3.0) and times.level == 0.5
-    for _ in range(60):
-        times.add(1, 1.0)
-    assert times.plain == pytest.approx(1.0, rel=0.01)
-    assert times.seconds(4) == pytest.approx(1.5, rel=0.1) and times.level == pytest.approx(0.25, rel=0.1)
-    assert times.table(4)[4] == times.seconds(4)
-
-
-def test_a_forward_that_was_timed_once_is_soon_not_known():
-    times = ForwardTimes()
-    for size in (1, 1, 1, 8, 1, 1):
-        times.add(size, 20.0 if size == 8 else 1.0)
-    assert times.table(8)[8] == 20.0
-    for _ in range(ForwardTimes.STALE):
-        times.add(1, 1.0)
-    assert times.table(8)[8] < 2.0
-
-
-def test_drafts_are_tried_again_after_the_machine_was_slow():
-    """Bad texts on a slow machine, then good ones on a fast one."""
-    world = replace(ALIKE["short"], noise=0.1, spikes=0.02)
-    bad = replace(world, chances=always(0.12))
-    slow = replace(bad, draft=lambda levels: 0.2 * levels, forward=lambda nodes: 2 + 0.1 * nodes)
-    ratios = []
-    for seed in range(4):
-        policy = Throughput(CHAIN)
-        run(policy, replace(slow, seed=seed), 300)
-        run(policy, replace(bad, seed=seed), 100)
-        ratios.append(run(policy, replace(world, seed=seed), 300).rate)
-    assert mean(ratios) > 0.75 * best_fixed("short") > plain(world)
-
-
-def test_lengths_follow_what_was_accepted_at_each_depth():
-    pace = Pace()
-    assert pace.lengths(3, 0.5) == [0.0, 0.5, 0.75, 0.875]
-    for _ in range(200):
-        pace.tested(2, refused=True)  # two of three
-    found = pace.lengths(4, 0.5)
-    assert found[2] > 1.9 and found[3] - found[2] < 0.1 and found[4] - found[3] < 0.01
-    assert pace.hit_rate == pytest.approx(2 / 3, abs=0.01)
 
 
 def test_seconds_fall_fast_and_rise_slowly():

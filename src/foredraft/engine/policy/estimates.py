@@ -11,9 +11,8 @@ import numpy as np
 from foredraft.core.worth import Features
 from foredraft.engine.step import SIZES
 
-LEVEL, DROPPED = -1, 0
-"""In place of a forward's nodes: a draft level, and a forward whose draft was dropped, which has one node but takes
-longer than a plain step."""
+DROPPED = 0
+"""The size of a forward whose draft was dropped: one node, but it takes longer than a plain step."""
 
 
 class AcceptanceModel:
@@ -67,61 +66,33 @@ class Seconds:
 
 
 class ForwardTimes:
-    """Seconds of a step without its draft, by the nodes of its forward, and of a draft level.
-
-    ``means``: of the sizes that were used; ``_last``: the step of their latest time, and ``plain`` then. While steps
-    are plain, the others change as plain steps do: other programs, or a longer text, make them all slower.
-    """
+    """Seconds of a step without its draft, by the nodes of its forward; ``means``: of the sizes that were used."""
 
     SLOPE = 0.05  # least extra time of a node beyond the sizes that are known, as a share of a plain step
     HOPE = 0.03  # a size that was not measured is expected to take so much less than its neighbours say, so it is tried
-    IDLE = 8  # steps after which a size that is not used changes with plain steps
-    STALE, MOST = 16, 1000  # steps, for each time that it was used, after which it counts as not measured; the most
-    FRESH = 8  # steps between tables
+    STALE, FRESH = 1000, 8  # steps after which an unused size counts as not measured; steps between tables
 
     def __init__(self, seconds: Mapping[int, float] = {}) -> None:
         self.means = {size: Seconds(value) for size, value in seconds.items()}
-        self._last: dict[int, tuple[int, float]] = dict.fromkeys(seconds, (0, self.plain))
+        self._last = dict.fromkeys(seconds, 0)
         self.steps = 0  # that were timed
-        self.latest = 0  # size
-        self._table_step, self._table = 0, dict[int, float]()
+        self._before, self._table_step, self._table = 0, 0, dict[int, float]()
 
     def add(self, size: int, seconds: float) -> None:
         """Add a step. A plain one counts after another: between drafts it takes longer."""
-        before, self.latest = self.latest, size
+        before, self._before = self._before, size
         self.steps += 1
         if size == 1 and before != 1:
             return
-        self._add(size, seconds)
-        if size == 1:
-            for other, (step, plain) in self._last.items():
-                if plain and self.steps - step > self.IDLE:
-                    self.means[other].value *= self.plain / plain
-                    self._last[other] = step, self.plain
-
-    def add_levels(self, count: int, seconds: float) -> None:
-        """Add a draft of so many levels."""
-        self._add(LEVEL, seconds / count)
-
-    def _add(self, size: int, seconds: float) -> None:
         if size not in self.means:
             self.means[size], self._table_step = Seconds(), 0
+        self._last[size] = self.steps
         self.means[size].add(seconds)
-        self._last[size] = self.steps, self.plain
-
-    def seconds(self, size: int) -> float:
-        """Of this size; 0 if not known."""
-        return self.means[size].value if size in self.means else 0.0
 
     @property
     def plain(self) -> float:
-        """Of a step without a draft; 0 if not known."""
-        return self.seconds(1)
-
-    @property
-    def level(self) -> float:
-        """Of a draft level; 0 if not known."""
-        return self.seconds(LEVEL)
+        """Seconds of a step without a draft; 0 if not known."""
+        return self.means[1].value if 1 in self.means else 0.0
 
     def table(self, most: int) -> dict[int, float]:
         """Seconds by size, up to the first that holds ``most`` nodes, rising; empty before a plain step was timed."""
@@ -130,7 +101,7 @@ class ForwardTimes:
         known = {
             size: mean
             for size, mean in sorted(self.means.items())
-            if size == 1 or (size > 1 and self.steps - self._last[size][0] < min(self.STALE * mean.count, self.MOST))
+            if mean.count and (size == 1 or (size != DROPPED and self.steps - self._last[size] < self.STALE))
         }
         sizes, rising = [*known], rising_means([(each.value, min(each.count, 24)) for each in known.values()])
         asked = [size for size in SIZES if size < most] + [size for size in (*SIZES, most) if size >= most][:1]
@@ -159,47 +130,35 @@ class Pace:
     """What steps of one batch size and temperature bring and take.
 
     Decayed sums over the latest steps that drafted: ``tokens``; ``widths``, the numbers of forwards by their nodes;
-    ``levels``, of their drafts; ``extra`` seconds, in which drafters read prompts. Times are those of ``forward``, so
-    an estimate that was wrong at first does no lasting harm. ``curve``: the mean value of the best n nodes of a row
-    together, by n from 0 on. ``tried``, ``passed``: decayed numbers of accepted nodes with children, by depth, and of
-    those with an accepted child.
+    ``levels``, of their drafts; ``extra`` seconds, in which drafters read prompts. Times are those of ``forward`` and
+    ``level``, so an estimate that was wrong at first does no lasting harm. ``curve``: the mean value of the best n
+    nodes of a row together, by n from 0 on. ``tried``, ``passed``: decayed numbers of accepted nodes with children, and
+    of those with an accepted child.
     """
 
     FADE, KNOWN = 0.97, 8  # per step; steps that draft from which on the rate is known
-    SELDOM = 2  # tests at a depth that count as much as those at the depth before
-    RENEWED = 0.75  # of the weight of earlier texts, which a new one takes
     forward: ForwardTimes = field(default_factory=ForwardTimes)
+    level: Seconds = field(default_factory=Seconds)
     tokens: float = 0.0
     levels: float = 0.0
     extra: float = 0.0
     widths: dict[int, float] = field(default_factory=dict)
     steps: int = 0  # that drafted
     curve: list[float] = field(default_factory=lambda: [0.0])
-    tried: list[float] = field(default_factory=list)
-    passed: list[float] = field(default_factory=list)
+    tried: float = 1.0
+    passed: float = 1.0
     pays: bool = True  # drafting, as far as is known
     since: int = 0  # steps since the last trial of what pays less
-    interval: float = 0.0  # steps between trials
-    length: int = 0  # steps since the last new text
     wait: int = 16  # most steps to the next one; doubles each time
     trial: int = 0  # steps of this trial that are left
 
     @property
     def rate(self) -> float:
         """Tokens per second of the latest steps that drafted; 0 before there were some."""
-        seconds = self.extra + self.levels * self.forward.level
-        seconds += sum([count * self.forward.seconds(width) for width, count in self.widths.items()])
+        means = self.forward.means
+        seconds = self.extra + self.levels * self.level.value
+        seconds += sum([count * means[width].value for width, count in self.widths.items()])
         return self.tokens / seconds if seconds else 0.0
-
-    def renew(self, share: float) -> None:
-        """Where this share of the rows has a new text, count the rates of earlier texts less, and try again soon."""
-        keep = 1 - share * self.RENEWED
-        if not self.pays:
-            self.since += round(share * min(self.interval / 2, self.length))
-        self.length = 0
-        self.tokens, self.levels, self.extra = keep * self.tokens, keep * self.levels, keep * self.extra
-        for each in self.widths:
-            self.widths[each] *= keep
 
     def drafted(self, tokens: int, width: int, levels: int, extra: float) -> None:
         """Add a step that drafted."""
@@ -212,32 +171,8 @@ class Pace:
 
     def tested(self, accepted: int, *, refused: bool) -> None:
         """Add a row: how many nodes were accepted, and whether the last one's children were refused."""
-        for depth in range(accepted + refused):
-            if depth == len(self.tried):
-                self.tried.append(0.0)
-                self.passed.append(0.0)
-            self.tried[depth] = self.FADE * self.tried[depth] + 1
-            self.passed[depth] = self.FADE * self.passed[depth] + (depth < accepted)
-
-    def per_draft(self, sum_of: float) -> float:
-        """A decayed sum as the mean of a step that drafts."""
-        return sum_of / sum(self.widths.values())
-
-    @property
-    def hit_rate(self) -> float:
-        """How often an accepted node with children has an accepted child."""
-        return (1 + sum(self.passed)) / (1 + sum(self.tried))
-
-    def lengths(self, most: int, prior: float) -> list[float]:
-        """The expected number of accepted tokens of drafts of each length from 0 to ``most``. What was seldom tried at
-        a depth is as likely as at the one before; ``prior``: at the first."""
-        found, rate, reached = [0.0], prior, 1.0
-        for depth in range(most):
-            if depth < len(self.tried):
-                rate = (self.passed[depth] + self.SELDOM * rate) / (self.tried[depth] + self.SELDOM)
-            reached *= rate
-            found.append(found[-1] + reached)
-        return found
+        self.passed = self.FADE * self.passed + accepted
+        self.tried = self.FADE * self.tried + accepted + refused
 
     def valued(self, values: Sequence[float]) -> None:
         """Add the values of a row's drafted nodes."""
@@ -251,13 +186,13 @@ class Pace:
         seconds = {str(size): mean.value for size, mean in sorted(self.forward.means.items()) if mean.count}
         widths = {str(size): count for size, count in self.widths.items()}
         sums = {"tokens": self.tokens, "levels": self.levels, "widths": widths}
-        return {"forward": seconds, **sums, "curve": self.curve, "tried": self.tried, "passed": self.passed}
+        return {"forward": seconds, "level": self.level.value, **sums, "curve": self.curve}
 
     @classmethod
     def restored(cls, saved: Mapping[str, Any]) -> "Pace":
         """From ``state``."""
         forward = ForwardTimes({int(size): float(seconds) for size, seconds in saved["forward"].items()})
         widths = {int(size): float(count) for size, count in saved["widths"].items()}
-        curve, tried, passed = ([float(value) for value in saved[key]] for key in ("curve", "tried", "passed"))
-        sums, steps = (float(saved["tokens"]), float(saved["levels"])), cls.KNOWN if widths else 0
-        return cls(forward, *sums, widths=widths, steps=steps, curve=curve, tried=tried, passed=passed)
+        curve, level = [float(value) for value in saved["curve"]], Seconds(float(saved["level"]))
+        tokens, levels = float(saved["tokens"]), float(saved["levels"])
+        return cls(forward, level, tokens, levels, widths=widths, steps=cls.KNOWN if widths else 0, curve=curve)

@@ -45,13 +45,9 @@ class Throughput(Policy):
         self._paces: dict[tuple[int, int], Pace] = {}  # by row and temperature bucket
         self._models: dict[int, AcceptanceModel] = {}  # by temperature bucket
         self._recent: dict[int, float] = {}  # by row: how often its latest drafts were accepted
-        self._seen: set[int] = set()  # rows that were in a step
 
     def plan(self, view: View, limits: Sequence[int]) -> Plan:
         pace, model = self._records(view)
-        if new := set(view.rows) - self._seen:
-            self._seen |= new
-            pace.renew(len(new) / len(view.rows))
         active = sum(limit > 0 for limit in limits)
         by_nodes = self._by_nodes(view)
         cheap = _picked(view) and not self._needs.whole and view.lengths.device.type == "cpu"
@@ -63,14 +59,12 @@ class Throughput(Policy):
         learning = pace.steps < self.LEARN  # guesses are verified whatever they are worth, to see which are right
         cuts = cheap and not learning  # what does not pay is dropped after it was drafted
         recent = tuple([self._recent.get(row, 0.5) for row in view.rows])
-        if not pace.pays:  # a trial verifies the likeliest token whatever its worth, to see whether it is right
-            prices[min(size for size in prices if size > 1)] = 0.0
         worth = Worth(model.weights, self._prior, recent, prices if cuts else {})
-        length, nodes, level = self._needs.longest, 0, rate * pace.forward.level
+        length, nodes, level = self._needs.longest, 0, rate * pace.level.value
         if not cuts:
             size = self.SHOWN if learning else self._size(pace, prices, active, by_nodes, level)
             length, nodes = (length, size) if by_nodes else (min(size, length), 0)
-        level = 0.0 if learning else min(level / pace.hit_rate, 0.9 * active)
+        level = 0.0 if learning else min(level * pace.tried / pace.passed, 0.9 * active)
         lengths = tuple([min(length, limit) for limit in limits])
         return Plan(lengths, 0.0, nodes, level, worth)
 
@@ -80,14 +74,13 @@ class Throughput(Policy):
         pace, model = self._records(view)
         width = 1 if step.tree is None else step.tree.tokens.shape[1]
         width = DROPPED if width == 1 and plan.worth is not None else width
-        resumed = pace.forward.latest == 1  # then a head first reads what was decoded without it
         pace.forward.add(width, step.verify_seconds + step.host_seconds)
         if plan.worth is None:
             return
         fresh = any(length and row not in self._recent for row, length in zip(view.rows, plan.lengths, strict=True))
-        if step.levels and not (fresh or resumed):
-            pace.forward.add_levels(step.levels, step.draft_seconds)
-        extra = max(step.draft_seconds - step.levels * pace.forward.level, 0.0) if fresh and pace.steps else 0.0
+        if not fresh and step.levels:
+            pace.level.add(step.draft_seconds / step.levels)
+        extra = max(step.draft_seconds - step.levels * pace.level.value, 0.0) if fresh and pace.steps else 0.0
         if pace.steps >= self.LEARN:
             pace.drafted(sum([len(result.emitted) for result in step.rows]), width, step.levels, extra)
         pace.steps += 1
@@ -101,15 +94,15 @@ class Throughput(Policy):
                     features = plan.worth.features(number, result.nodes, node, depths[parent])
                     model.learn(features, accepted=node in depths)
             pace.tested(result.accepted, refused=(result.path[-1] if result.path else 0) in parents)
-            if self._by_nodes(view) and not plan.worth.prices:  # else the curve has no use
-                pace.valued(plan.worth.values(number, result.nodes)[1:])
+            if not plan.worth.prices:  # else the curve has no use
+                by_length = [float(result.accepted > depth) for depth in range(length)]
+                pace.valued(plan.worth.values(number, result.nodes)[1:] if self._by_nodes(view) else by_length)
             self._recent[row] = self.RECENT * self._recent.get(row, 0.5) + (1 - self.RECENT) * bool(result.accepted)
         if not pace.pays and any(result.accepted for result in step.rows):
             pace.trial = max(pace.trial, 1)  # a trial goes on while it gains
 
     def release(self, row: int) -> None:
         self._recent.pop(row, None)
-        self._seen.discard(row)
 
     def state(self) -> dict[str, Any]:
         """What was learned, as JSON types: weights of the acceptance model, seconds of forwards and rates."""
@@ -136,7 +129,7 @@ class Throughput(Policy):
 
     def _drafts(self, pace: Pace, rows: int, cheap: bool) -> bool:
         """Whether this step drafts: if that pays, or for a trial. ``cheap``: a trial of one step tells enough."""
-        plain, pace.since, pace.length = pace.forward.plain, pace.since + 1, pace.length + 1
+        plain, pace.since = pace.forward.plain, pace.since + 1
         if not plain or pace.steps < pace.KNOWN:
             return plain > 0
         gain = pace.rate * plain / rows  # over plain decoding
@@ -150,11 +143,8 @@ class Throughput(Policy):
         if not pays:
             steps, loss = self.TRIAL, 1 - gain
             if cheap:
-                _, verify, *_ = pace.forward.table(self._needs.max_nodes + 1).values()
-                draft = pace.per_draft(pace.levels * pace.forward.level + pace.extra)
-                steps, loss, least = 1, (draft + verify) / plain - 1, self.SOON
-        pace.interval = min(max(steps * loss / self.SHARE, least), pace.wait)
-        if pace.since < pace.interval:
+                steps, loss, least = 1, pace.levels / sum(pace.widths.values()) * pace.level.value / plain, self.SOON
+        if pace.since < min(max(steps * loss / self.SHARE, least), pace.wait):
             return pays
         pace.since, pace.trial, pace.wait = 0, steps - 1, 2 * pace.wait
         return not pays
@@ -164,19 +154,18 @@ class Throughput(Policy):
         return self._needs.scored and _picked(view)
 
     def _size(self, pace: Pace, prices: Mapping[int, float], active: int, by_nodes: bool, level: float) -> int:
-        """The number of drafted nodes, or the length, with the largest mean value less its price. All nodes if nothing
-        is known yet, and now and then, since a draft shows what smaller ones would bring, but no larger ones.
-        ``level``: the price of a draft level.
+        """The number of drafted nodes, or the length, with the largest mean value less its price. All if nothing is
+        known yet, and now and then, since a draft shows what smaller ones would bring, but no larger ones. ``level``:
+        the price of a draft level.
         """
         most = self._needs.max_nodes if by_nodes else self._needs.longest
-        if by_nodes and (len(pace.curve) <= most or pace.since == self.OFTEN // 2):
+        if len(pace.curve) <= most or pace.since == self.OFTEN // 2:
             return most
-        curve = pace.curve if by_nodes else pace.lengths(most, self._prior)
 
         def gain(size: int) -> float:
             nodes = 1 + size * self._needs.max_nodes // most
             forward = min(price for forward, price in prices.items() if forward >= nodes)
-            return active * curve[size] - forward - (0.0 if by_nodes else size * level)
+            return active * pace.curve[size] - forward - (0.0 if by_nodes else size * level)
 
         return max(range(most + 1), key=gain)
 
