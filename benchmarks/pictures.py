@@ -15,8 +15,9 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import policy_tables
 from origin import origin_line, provenance
@@ -104,6 +105,23 @@ def measured() -> tuple[list[Bars], str]:
     return sorted(found, key=lambda pair: -pair.policy), caption
 
 
+def named_rows(axes: Any, names: Sequence[str], most: float, line: float | None) -> None:
+    """Dress axes of bars, the first on top: names on the left, no scale, a dashed line.
+
+    Args:
+        most: the largest value.
+    """
+    if line is not None:
+        axes.axvline(line, color=plots.INK, linewidth=0.8, linestyle=(0, (3, 3)))
+    axes.set_xlim(0, 1.12 * most)
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.tick_params(axis="both", length=0)
+    axes.xaxis.set_visible(False)
+    axes.grid(visible=False)
+    axes.spines[["left", "bottom"]].set_visible(False)
+
+
 @plots.styled()
 def speed() -> str:
     """The chart of speed-ups as SVG."""
@@ -116,15 +134,8 @@ def speed() -> str:
         for place, value in zip(places, speeds, strict=True):
             axes.annotate(f"{value:.2f}x", (value, place), xytext=(4, 0), textcoords="offset points", va="center")
     axes.legend(loc="lower right")
-    axes.axvline(1.0, color=plots.INK, linewidth=0.8, linestyle=(0, (3, 3)))
     axes.set_title("Speed-up over plain decoding, greedy")
-    axes.set_xlim(0, 1.12 * max(max(pair[1:]) for pair in found))
-    axes.set_yticks(range(len(found)), [pair.method for pair in found])
-    axes.set_ylim(len(found) - 0.4, -0.6)
-    axes.tick_params(axis="both", length=0)
-    axes.xaxis.set_visible(False)
-    axes.grid(visible=False)
-    axes.spines[["left", "bottom"]].set_visible(False)
+    named_rows(axes, [pair.method for pair in found], max(max(pair[1:]) for pair in found), line=1.0)
     figure.supxlabel(caption, x=0.01, ha="left", fontsize=7)
     figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1)
     text = plots.themed_svg(figure, "Speed-up by method")

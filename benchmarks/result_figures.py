@@ -20,7 +20,7 @@ import policy_tables
 import real_model
 import speed_tables
 from origin import origin_line
-from pictures import described, grounded
+from pictures import described, grounded, named_rows
 from policy_tables import IN_SHORT, POLICY
 from reading import read
 
@@ -79,16 +79,8 @@ def rows_figure(title: str, rows: Sequence[Row], label: Callable[[float], str], 
             va="center",
             color="white" if inside else plots.INK,
         )
-    if line is not None:
-        axes.axvline(line, color=plots.INK, linewidth=0.8, linestyle=(0, (3, 3)))
     axes.set_title(title)
-    axes.set_xlim(0, 1.12 * most)
-    axes.set_yticks(range(len(rows)), [row.name for row in rows])
-    axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.tick_params(axis="both", length=0)
-    axes.xaxis.set_visible(False)
-    axes.grid(visible=False)
-    axes.spines[["left", "bottom"]].set_visible(False)
+    named_rows(axes, [row.name for row in rows], most, line)
     return figure
 
 
