@@ -205,8 +205,7 @@ class Admission:
         slots = max(self._cache.slots, *longest)
         height = max(rows) + 1
         if 0 < self._cache.rows < height:
-            whole = self.max_slots is not None and not self._cache.lazy
-            fit = self.max_slots // slots if whole and self.max_slots is not None else self.max_rows
+            fit = self.max_rows if self.max_slots is None or self._cache.lazy else self.max_slots // slots
             height = max(height, min(2 * self._cache.rows, fit, self.max_rows))
         return KVSize(height, slots)
 

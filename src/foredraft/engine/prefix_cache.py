@@ -49,7 +49,7 @@ class _Contents:
     """The tokens of a row: of a prompt, and of the output so far (the request's own list). All but the last are cached.
 
     ``reread``: tokens of the output that were read with the prompt. ``features``: of the prompt without its last token.
-    ``keys``: of the blocks that can be taken over. ``used_at``: grows with each use of a row.
+    ``keys``: of the blocks that can be taken over.
     """
 
     tenant: str
@@ -57,7 +57,6 @@ class _Contents:
     output: list[int]
     reread: int
     features: Features
-    used_at: int
     keys: list[int] = field(default_factory=list)
 
     @property
@@ -101,10 +100,9 @@ class PrefixCache:
 
     def __init__(self, *, enabled: bool) -> None:
         self.enabled = enabled
-        self._rows: dict[int, _Contents] = {}
+        self._rows: dict[int, _Contents] = {}  # the least recently used first
         self._index: dict[int, set[int]] = {}  # rows by the keys of their blocks
         self._running: set[int] = set()  # rows whose output may grow
-        self._uses = 0
         self.queried = 0
         """Prompt tokens that were looked up."""
         self.hits = 0
@@ -129,8 +127,7 @@ class PrefixCache:
             prompt, output = np.array(sequence.committed, dtype=np.int64), sequence.tokens
             self.queried += len(prompt) - 1
             self.hits += cached
-            self._uses += 1
-            self._rows[row] = _Contents(sequence.tenant, prompt, output, len(output), features, self._uses)
+            self._rows[row] = _Contents(sequence.tenant, prompt, output, len(output), features)
             self._running.add(row)
             self._extend(row)
 
@@ -149,7 +146,7 @@ class PrefixCache:
         if row in self._rows and sequence.error is None:
             self._extend(row)
             self._running.discard(row)
-            self._touch(row)
+            self._rows[row] = self._rows.pop(row)
         else:
             self.drop([row])
 
@@ -187,7 +184,8 @@ class PrefixCache:
         if not alike:
             return None
         known, rows = BLOCK * blocks, self._rows
-        row = max(alike, key=lambda each: (rows[each].common_beyond(known, tokens), rows[each].used_at))
+        latest_first = (row for row in reversed(rows) if row in alike)
+        row = max(latest_first, key=lambda each: rows[each].common_beyond(known, tokens))
         length = rows[row].common(tokens)  # a hash may be that of other tokens
         if length < BLOCK:
             return None
@@ -201,12 +199,7 @@ class PrefixCache:
 
     def use(self, prefix: CachedPrefix) -> None:
         """The prefix is taken over: its row is now the most recently used."""
-        self._touch(prefix.row)
-
-    def _touch(self, row: int) -> None:
-        self._uses += 1
-        contents = self._rows[row] = self._rows.pop(row)
-        contents.used_at = self._uses
+        self._rows[prefix.row] = self._rows.pop(prefix.row)
 
     def preferred(self, free: Seq[int], sequence: Sequence) -> list[int]:
         """Free rows in the order in which a request should take them.

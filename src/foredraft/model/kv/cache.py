@@ -238,8 +238,7 @@ class SlotCache:
                 self._held[before] = self._held[buffer_row] = max(counts)
                 self.trim([row], counts[0])
                 self.trim([other], counts[1])
-                if not self.lazy:
-                    self._held[buffer_row], self._held[before] = counts
+                self._held[buffer_row], self._held[before] = counts
 
     def first(self, count: int) -> tuple[int, ...]:
         """The rows in the first ``count`` rows of the buffers, until the next ``arrange``."""
