@@ -94,7 +94,7 @@ def eagle3(target: CausalLM, text: Text) -> Eagle3:
     """
     count = len(text.after)
     with built(target.device, target.dtype):
-        block, parts = block_like(target.model, attention_bias=True), parts_of(target.model)
+        block, parts = block_like(target.config, attention_bias=True), parts_of(target.model)
         config = Eagle3Config(
             block=block,
             vocab_size=parts.vocab_size,

@@ -267,9 +267,14 @@ def arms(bench: Bench) -> Iterator[dict[str, Any]]:
             for name, drafter in methods.items():
                 both = index == 0 and not temperature and name != "none"
                 for options, ahead in itertools.product(bench.options, (True, False) if both else (True,)):
-                    arm = {"kind": "arm", "method": name, "batch": batch, "cached": cached, "options": options}
+                    arm = {"method": name, "batch": batch, "cached": cached, "options": options}
                     arm |= {"ahead": ahead, "temperature": temperature}
-                    yield arm | _decode(bench, drafter(), arm, temperature)
+                    try:
+                        yield {"kind": "arm", **arm, **_decode(bench, drafter(), arm, temperature)}
+                    except TimeoutError:
+                        raise
+                    except Exception as error:  # memory, most of all: the next arm may fit
+                        yield {"kind": "error", **arm, "error": f"{error.__class__.__name__}: {error}"}
                     bench.free()
 
 
@@ -377,22 +382,23 @@ def profile(bench: Bench) -> Iterator[dict[str, Any]]:
 
 
 def laws(bench: Bench) -> Iterator[dict[str, Any]]:
-    """Greedy identity and a chi-square test on the bundled model, in float32 on the device."""
+    """Greedy identity and a chi-square test on the bundled model, in float32 on the device, by ``load``'s options."""
     prompts = ["def add(a, b):\n    return", "Once upon a time there was", "2 + 2 ="]
     greedy = SamplingParams(max_new_tokens=bench.sizes.new_tokens // 2, eos_token_id=())
     # a narrow law, so that a few thousand tokens are enough
     sampled = SamplingParams(max_new_tokens=2, temperature=1.0, top_k=8, seed=1, eos_token_id=())
     plain = foredraft.load("sample", "none", device=str(bench.device), dtype="float32")
     with plain:
-        for drafter in bench.sizes.lawful:
+        for drafter, options in itertools.product(bench.sizes.lawful, bench.options):
             path = BUNDLED_DRAFTS["sample"].get(drafter)
-            with foredraft.load(plain, f"{drafter}:{path}" if path else drafter) as g:
+            with foredraft.load(plain, f"{drafter}:{path}" if path else drafter, **options) as g:
                 draft_always(g)
                 same = check_identity(g, prompts, greedy)
                 law = check_sampled(g, prompts[:1], sampled, bench.sizes.sampled)
                 yield {
                     "kind": "law",
                     "method": drafter,
+                    "options": options,
                     "greedy_passed": same.passed,
                     "differences": [asdict(each) for each in same.differences],
                     "p_value": law.p_value,
@@ -485,7 +491,7 @@ def _line(record: dict[str, Any]) -> str:
             )
         case "law":
             verdict = "equal" if record["greedy_passed"] else f"DIFFERS {record['differences']}"
-            return f"{record['method']:13} greedy {verdict}, p = {record['p_value']:.3g}"
+            return f"{record['method']:13} {where}: greedy {verdict}, p = {record['p_value']:.3g}"
         case _:
             return json.dumps(record)[:1500]
 

@@ -55,7 +55,7 @@ def test_a_greedy_difference_is_recorded(gpu: Any, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(gpu, "check_identity", lambda *args: found)
     monkeypatch.setattr(gpu, "check_sampled", lambda *args: passed)
     sizes = replace(gpu.TINY, lawful=("prompt_lookup",))
-    (record,) = gpu.laws(SimpleNamespace(device="cpu", sizes=sizes))
+    (record,) = gpu.laws(SimpleNamespace(device="cpu", sizes=sizes, options=[{}]))
     assert not record["greedy_passed"]
     assert record["differences"] == [{"output": 1, "place": 7, "gap": 0.5, "tied": False}]
 

@@ -31,6 +31,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "reduced, any label": ({"vocabulary": VOCABULARY}, {"any_label": True}),
     "norms elsewhere": ({"norm_carried": True, "norm_before_residual": True, "fc_norm": True}, {}),
     "another decay and loss": ({}, {"decay": 0.5, "loss": "lk_hybrid"}),
+    "the loss on features, too": ({}, {"regression": 0.7, "steps": 3}),
 }
 
 
@@ -72,7 +73,14 @@ def slow_attention(rows: int, window: int | None) -> Callable[[int], Any]:
 
 
 def slow_loss(
-    net: Eagle3, of: TrainBatch, *, steps: int = 5, decay: float = 0.8, loss: str = "ce", any_label: bool = False
+    net: Eagle3,
+    of: TrainBatch,
+    *,
+    steps: int = 5,
+    decay: float = 0.8,
+    regression: float = 0.0,
+    loss: str = "ce",
+    any_label: bool = False,
 ):
     """Section 3 of the paper, row by row."""
     batch, length = of.tokens.shape
@@ -83,7 +91,7 @@ def slow_loss(
         place = torch.arange(rows).expand(batch, -1)
         before = net.carry(states) if step else states
         states = net(of.tokens[:, step + 1 : step + 1 + rows], before, place + step, attention(step))
-        logits, said = net.logits(states), []
+        logits, said, missed = net.logits(states), [], []
         for text in range(batch):
             for row in range(rows):
                 label = row + step + 1
@@ -92,7 +100,10 @@ def slow_loss(
                 if of.weights[text, label] and known:
                     p = (p if net.vocabulary is None else p[net.vocabulary]).softmax(-1)
                     said.append(row_loss(loss, p, logits[text, row].softmax(-1)))
-        total = total + decay**step * torch.stack(said).mean()
+                if of.weights[text, label]:
+                    gap = (states[text, row] - of.hidden[FINAL][text, label]).abs()
+                    missed.append(torch.where(gap < 1, gap**2 / 2, gap - 0.5).mean())
+        total = total + decay**step * (torch.stack(said).mean() + regression * torch.stack(missed).mean())
     return total
 
 

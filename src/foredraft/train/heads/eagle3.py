@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import final
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -23,6 +24,8 @@ class Options:
     steps: unrolled steps, including the first.
     loss: see ``losses``.
     decay: step k has weight decay^k.
+    regression: weight of EAGLE-1's smooth L1 loss between states and the target's features, which EAGLE-3 leaves out
+        (section 1); for its ablation.
     share: fraction of the positions used in later steps. They are independent there, so the estimate is unbiased and
         saves most of the cost.
     any_label: also train where the target's argmax is not in the draft vocabulary (SafeAILab's code does not).
@@ -32,12 +35,13 @@ class Options:
     steps: int = 5
     loss: str = "ce"
     decay: float = 0.8
+    regression: float = 0.0
     share: float = 0.25
     any_label: bool = False
     recompute: bool = False
 
     def __post_init__(self) -> None:
-        check_bounds(self, least={"steps": 1}, above={"share": 0}, most={"share": 1})
+        check_bounds(self, least={"steps": 1, "regression": 0}, above={"share": 0}, most={"share": 1})
 
     def check_length(self, length: int, heads: int) -> None:
         """Refuse samples without a position that has a label in the last step."""
@@ -73,6 +77,8 @@ class Eagle3Recipe(Recipe[Eagle3]):
             carried = net.carry(states) if step else states
             states = net(batch.tokens.gather(1, place + step + 1), carried, place + step, attend)
             loss, hits = recompute(options.recompute, self._loss_and_hits, states, p, weights, place + step + 1)
+            if options.regression:
+                loss = loss + options.regression * _feature_loss(states, batch, place + step + 1)
             total = total + options.decay**step * loss
             rates.append(hits)
         return {"loss": total, **chain_metrics(rates)}
@@ -101,3 +107,9 @@ class Eagle3Recipe(Recipe[Eagle3]):
         logits = self.net.logits(states).float()
         loss = weighted_mean(self._loss(p, logits.log_softmax(-1)), weights)
         return loss, hit_rate(logits, p, weights)
+
+
+def _feature_loss(states: Float[Tensor, "B M H"], batch: TrainBatch, labels: Int[Tensor, "B M"]) -> Tensor:
+    """EAGLE-1's loss (arXiv:2401.15077, section 4) against the target's features at positions ``labels``."""
+    truth, weights = (take(each, labels) for each in (batch.hidden[FINAL], batch.weights))
+    return weighted_mean(F.smooth_l1_loss(states.float(), truth.float(), reduction="none").mean(-1), weights)
