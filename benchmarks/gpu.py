@@ -84,7 +84,7 @@ FULL = Sizes(
     LLAMA_8B,
     LLAMA_1B,
     32_000,
-    ((1, 1024), (8, 1024), (32, 1024), (1, 7168), (8, 7168), (4, 1024), (16, 1024)),
+    ((1, 1024), (8, 1024), (32, 1024), (1, 7168), (64, 1024), (4, 1024), (16, 1024), (8, 7168), (2, 1024)),
     96,
     60,
     64,
@@ -103,6 +103,7 @@ class Bench:
         self.dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         self.sizes = TINY if args.tiny else FULL
         self.options: list[dict[str, Any]] = [json.loads(text) for text in args.options]
+        self.methods: list[str] | None = args.methods
 
     @cached_property
     def text(self) -> forced.Text:
@@ -264,7 +265,8 @@ def arms(bench: Bench) -> Iterator[dict[str, Any]]:
     }
     for index, (batch, cached) in enumerate(bench.sizes.cells):
         for temperature in (0.0, 1.0) if index == 0 else (0.0,):
-            for name, drafter in methods.items():
+            for name in bench.methods or methods:
+                drafter = methods[name]
                 both = index == 0 and not temperature and name != "none"
                 for options, ahead in itertools.product(bench.options, (True, False) if both else (True,)):
                     arm = {"method": name, "batch": batch, "cached": cached, "options": options}
@@ -282,13 +284,18 @@ def _decode(bench: Bench, drafter: Any, arm: dict[str, Any], temperature: float)
     policy = Timed(0 if drafter is None else 64, arm["ahead"])
     batch, cached, options = arm["batch"], arm["cached"], arm["options"]
     with foredraft.load(bench.target, drafter, policy=policy, max_batch_size=batch, **options) as g:
-        results = g.generate(
+        decode = functools.partial(
+            g.generate,
             bench.text.prompts(batch, cached),
             max_new_tokens=bench.sizes.new_tokens,
             temperature=temperature,
             eos_token_id=(),
             seed=0,
         )
+        if options:  # captures and compiles each shape when it is first met
+            decode()
+        policy.steps.clear()
+        results = decode()
     steps = policy.steps[WARM_UP:] if len(policy.steps) > 2 * WARM_UP else policy.steps[len(policy.steps) // 2 :]
     whole, draft, verify = (1e3 * statistics.median(values) for values in list(zip(*steps, strict=True))[:3])
     floor = 1e3 * bench.floor(batch, cached)
@@ -365,9 +372,9 @@ def profile(bench: Bench) -> Iterator[dict[str, Any]]:
     activities = [torch.profiler.ProfilerActivity.CPU]
     if bench.device.type == "cuda":
         activities.append(torch.profiler.ProfilerActivity.CUDA)
-    with foredraft.load(bench.target, drafter, policy=Timed(64)) as g:
+    with foredraft.load(bench.target, drafter, policy=Timed(64), **bench.options[-1]) as g:
         prompts = bench.text.prompts(batch, cached)
-        g.generate(prompts, max_new_tokens=8, eos_token_id=())
+        g.generate(prompts, max_new_tokens=24, eos_token_id=())
         with torch.profiler.profile(activities=activities) as recorded:
             g.generate(prompts, max_new_tokens=24, eos_token_id=())
     on_device = bench.device.type == "cuda"
@@ -376,6 +383,7 @@ def profile(bench: Bench) -> Iterator[dict[str, Any]]:
     largest = sorted(times, key=times.__getitem__, reverse=True)[:15]
     yield {
         "kind": "profile",
+        "options": bench.options[-1],
         "cudnn": sorted(name for name in times if "cudnn" in name.lower()),
         "microseconds": {name[:120]: times[name] for name in largest},
     }
@@ -500,6 +508,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder; lines are appended to its gpu.jsonl")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--methods", nargs="+", metavar="METHOD", help="of the arms, such as none; by default all")
     parser.add_argument("--tiny", action="store_true", help="tiny models and few tokens")
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--seconds", type=float, default=540.0, help="for all parts together")

@@ -289,6 +289,14 @@ def test_the_outcome_is_a_model_of_that_shape_that_drafts(place: Path, tmp_path:
     assert_drafts_losslessly(place / "target", f"draft_model:{draft}")
 
 
+def test_stored_hidden_states_change_nothing(place: Path, tmp_path: Path):
+    """Scores of importance read no hidden states, what follows does."""
+    given: dict[str, Any] = {"shape": HALF, "recipe_options": Options(samples=3)}
+    whole, stored = (train_draft("prune", place, tmp_path / str(size), store=size, **given)[0] for size in (0.0, 0.1))
+    assert list((tmp_path / "0.1" / "cache").rglob("states.bin"))
+    assert (stored / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+
+
 def test_another_shape_begins_anew_or_is_refused(place: Path, tmp_path: Path):
     train_draft("prune", place, tmp_path, shape=HALF, recipe_options=Options(samples=3))
     with pytest.raises(OptionError, match="started with another shape; use the same options to resume it"):

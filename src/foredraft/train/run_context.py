@@ -107,7 +107,7 @@ class RunContext:
         """Batches with the target's hidden states, from the data or from another ``store`` of the same ids."""
         target, text = self.target, self.store if store is None else store
         source: Any = LiveFeatures(target, lambda: autocast(target.device, loop.precision))
-        if self.gigabytes > 0 and text.windows(loop.length):
+        if self.gigabytes > 0 and taps and text.windows(loop.length):
             width = target.parts().hidden_size
             shape = (text.windows(loop.length), loop.length, width)
             name = f"{Path(target.origin or 'target').name}-{fingerprint(target.module)}{devices.machine()}"

@@ -47,14 +47,24 @@ class StoredFeatures:
     def read(self, windows: list[int], tokens: Tensor, taps: tuple[int, ...]) -> dict[int, Tensor]:
         known = set(taps) <= set(self._taps)
         if known and all(self._stored[window] for window in windows):
-            states = torch.stack([torch.from_numpy(np.array(self._states[w])).view(torch.bfloat16) for w in windows])
-            return {tap: states[:, self._taps.index(tap)].to(tokens.device).float() for tap in taps}
+            return self._read_stored(windows, tokens.device, taps)
         store = known and int(self._stored.sum()) + len(windows) <= self._capacity
         hidden = self._live.read(windows, tokens, self._taps if store else taps)
         hidden = {tap: states.to(torch.bfloat16) for tap, states in hidden.items()}
         if store:
             self._store(windows, torch.stack([hidden[tap] for tap in self._taps], 1))
         return {tap: hidden[tap].float() for tap in taps}
+
+    def _read_stored(self, windows: list[int], device: torch.device, taps: tuple[int, ...]) -> dict[int, Tensor]:
+        """Reads only these taps, each value once, into memory that a GPU copies from without a wait."""
+        shape = (len(taps), len(windows), *self._states.shape[2:])
+        states = torch.empty(shape, dtype=torch.int16, pin_memory=device.type == "cuda")
+        for row, tap in zip(states.numpy(), taps, strict=True):
+            index = self._taps.index(tap)
+            for slot, window in zip(row, windows, strict=True):
+                slot[:] = self._states[window, index]
+        moved = states.view(torch.bfloat16).to(device, non_blocking=True)
+        return {tap: each.float() for tap, each in zip(taps, moved.unbind(), strict=True)}
 
     def _bytes_per_window(self) -> int:
         _, length, width = self._shape
