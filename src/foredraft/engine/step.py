@@ -220,11 +220,12 @@ class Stepper:
 
     def _commit(self, view: View, draft: Draft, out: StepOut, end: TailOut | HostOut, batch: Batch | None) -> None:
         """Launch what needs the verdict on the device only: so the device does it while the host goes on."""
-        if not draft.tree.linear and not (isinstance(end, HostOut) and end.in_order):
-            slots = self.target.root_slots(view.lengths - 1, view.rows)
-            self.cache.compact(view.rows, slots, end.verdict.path)
-        if self.drafter.commits:
-            self.drafter.commit(view, draft, end.verdict, out)
+        moves = not draft.tree.linear and not (isinstance(end, HostOut) and end.in_order)
+        if moves or self.drafter.commits:
+            verdict = end.verdict
+            if moves:
+                self.cache.compact(view.rows, self.target.root_slots(view.lengths - 1, view.rows), verdict.path)
+            self.drafter.commit(view, draft, verdict, out)
         if batch is None:
             return
         if isinstance(end, TailOut):

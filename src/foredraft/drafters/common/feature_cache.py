@@ -173,7 +173,10 @@ class FeatureCache:
     def commit(self, view: View, verdict: Verdict, out: StepOut) -> None:
         """Store the features of the accepted path; later slots are overwritten by the next step."""
         alone = verdict.path.shape[1] == 1
-        hidden = {tap: verdict.on_path(states) for tap, states in out.hidden.items()}
+        if alone and not self._replay.records:  # a recorded forward writes to the same tensors each time
+            hidden = out.hidden
+        else:
+            hidden = {tap: verdict.on_path(states) for tap, states in out.hidden.items()}
         if not alone:
             self._flush()
         self._pending.append(_PendingStates(view.rows, view.lengths - 1, view.host_lengths, hidden))
