@@ -521,7 +521,8 @@ def main() -> None:
     bench = Bench(args)
     with (args.out / "gpu.jsonl").open("a", encoding="utf-8") as out:
         command = "python benchmarks/gpu.py" + (" --tiny" if args.tiny else "")
-        _write(out, provenance(command, parts=args.parts, options=bench.options))
+        facts = {"device": torch.cuda.get_device_name()} if bench.device.type == "cuda" else {}
+        _write(out, provenance(command, parts=args.parts, options=bench.options, **facts))
         run(bench, args.parts, args.seconds, out)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import engine_tables
 import engines
+import gpu_tables
 import heads_summary
 import policy_tables
 import prediction
@@ -134,7 +135,7 @@ def pages() -> dict[Path, str]:
             "speed": speed_tables.markdown(read(speed_tables.RESULTS)),
         },
         "docs/support.md": {"support": support.table()},
-        "docs/performance.md": {"step": step.table()},
+        "docs/performance.md": {"step": step.table(), "gpu": gpu_tables.table()},
         "docs/serving.md": {"prediction": prediction.table()} | served,
         "docs/heads.md": {"heads": heads_summary.markdown(read(heads_summary.RESULTS))},
     }
