@@ -36,6 +36,8 @@ NODES = (4, 8, 24, 60)
 """Nodes of a tree, or tokens of a chain."""
 DEPTH = {4: 3, 8: 4, 24: 6, 60: 8}
 """Levels of a tree of so many nodes."""
+SHAPES = {4: "2x1", 8: "4x1", 24: "eagle", 60: "medusa"}
+"""EAGLE-1's static trees of about so many nodes (the last two have 25 and 63)."""
 FIXED = "num_assistant_tokens_schedule=constant"
 SAMPLES = 2000
 """Of the bootstrap."""
@@ -57,12 +59,16 @@ def arms(heads: dict[str, str]) -> dict[str, str]:
         "max_gram": lambda n: f"max_gram,num_assistant_tokens={n},{FIXED}",
     }
     auto = {"prompt_lookup": "prompt_lookup", "max_gram": "max_gram"}
+    if "eagle1" in heads:  # the same weights
+        heads = heads | {"eagle2": heads["eagle1"]}
     for name, path in heads.items():
         auto[name] = f"{name}:{path}"
         if name == "draft_model":
             fixed[name] = lambda n, path=path: f"draft_model:{path},num_assistant_tokens={n},{FIXED}"
+        elif name == "eagle1":
+            fixed[name] = lambda n, path=path: f"eagle1:{path},tree={SHAPES[n]},{FIXED}"
         else:
-            fixed[name] = (static if name in ("medusa", "hydra") else trees)(name, path)
+            fixed[name] = (trees if name in ("eagle2", "eagle3") else static)(name, path)
     if "eagle3" in heads:
         path = heads["eagle3"]
         fixed["eagle3-chain"] = lambda n: f"eagle3:{path},nodes={n},depth={n},top_k=1,{FIXED}"
