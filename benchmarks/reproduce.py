@@ -253,11 +253,11 @@ PARTS = {
         lambda i: [script("serving", "--prompts", *questions(i))],
     ),
     "pictures": Part(
-        "the terminal and the chart of README, and the tour of architecture.md",
+        "the terminal of README, and the tour of architecture.md",
         0.1,
         (),
         nothing,
-        made(script("pictures", "terminal", "speed"), script("tour")),
+        made(script("pictures"), script("tour")),
     ),
 }
 OWN = ("real",)

@@ -20,7 +20,7 @@ import policy_tables
 import real_model
 import speed_tables
 from origin import origin_line
-from pictures import described, grounded, named_rows
+from pictures import described, grounded
 from policy_tables import IN_SHORT, POLICY
 from reading import read
 
@@ -61,6 +61,23 @@ class Claim(NamedTuple):
     facts: str
     made: str
     draw: Callable[[], Any]
+
+
+def named_rows(axes: Any, names: Sequence[str], most: float, line: float | None) -> None:
+    """Dress axes of bars, the first on top: names on the left, no scale, a dashed line.
+
+    Args:
+        most: the largest value.
+    """
+    if line is not None:
+        axes.axvline(line, color=plots.INK, linewidth=0.8, linestyle=(0, (3, 3)))
+    axes.set_xlim(0, 1.12 * most)
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.tick_params(axis="both", length=0)
+    axes.xaxis.set_visible(False)
+    axes.grid(visible=False)
+    axes.spines[["left", "bottom"]].set_visible(False)
 
 
 def rows_figure(title: str, rows: Sequence[Row], label: Callable[[float], str], line: float | None = None) -> Any:

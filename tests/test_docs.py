@@ -31,17 +31,6 @@ def test_figures_and_tables_are_made_from_files_not_by_hand():
         assert path.read_text("utf-8") == text, f"{path.name} is stale: python benchmarks/summary.py --write"
 
 
-def test_the_chart_shows_the_results_and_where_they_are_from():
-    pictures = benchmark("pictures")
-    svg = html.unescape((ROOT / "docs" / "figures" / "speed.svg").read_text("utf-8"))
-    bars, caption = pictures.measured()
-    texts = re.findall(r"<text[^>]*>([^<]*)</text>", svg)
-    assert [text for text in texts if text in {pair.method for pair in bars}] == [pair.method for pair in bars]
-    shown = [text for text in texts if re.fullmatch(r"\d\.\d\dx", text)]
-    assert shown == [f"{pair.policy:.2f}x" for pair in bars] + [f"{pair.best:.2f}x" for pair in bars]
-    assert caption in svg, "stale: python benchmarks/pictures.py speed"
-
-
 @pytest.mark.parametrize("name", ["engines", "real", "policy", "bundled", "transformers", "tune"])
 def test_the_pictures_of_the_results_show_the_runs_that_they_claim(name: str):
     figures = benchmark("result_figures")
