@@ -19,6 +19,7 @@ from foredraft.bench.report.figures_drafts import by_confidence
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "heads.jsonl"
+REAL = ROOT / "benchmarks" / "results" / "smollm2_heads.jsonl"
 SCALING = ROOT / "benchmarks" / "results" / "scaling.jsonl"
 FIGURES = ROOT / "docs" / "figures"
 Run = dict[str, Any]
@@ -33,6 +34,40 @@ def markdown(kinds: dict[str, list[Run]]) -> str:
     lines += ["", *_table("acceptance length", timed, _acceptance(timed), skip=("plain",))]
     lines += ["", *_table("acceptance length with a fixed tree size", fixed, _acceptance(fixed))]
     lines += ["", _closing(runs, origin)]
+    return "\n".join(lines)
+
+
+def real(path: Path = REAL) -> str:
+    """Heads of a real model that were trained on a GPU: what they cost, and how much of their drafts is accepted."""
+    kinds = read(path)
+    origin = kinds["provenance"][0]
+    lines = [
+        "| trained by | tokens | seconds | right guesses, by step | MT-bench: chain, tree | GSM8K: chain, tree |",
+        "| --- | ---: | ---: | --- | ---: | ---: |",
+    ]
+    for head in kinds["head"]:
+        hits = [value for name, value in head["validation"].items() if name.startswith("hit_")]
+        found = head["tokens_per_forward"]
+        lengths = [
+            ", ".join(
+                f"{value:.2f}"
+                for shape in ("chain5", "chain", "tree24", "tree")
+                if (value := found.get(f"{shape} T=0 {task}"))
+            )
+            for task in ("mt_bench", "gsm8k")
+        ]
+        shown = " ".join(f"{hit:.2f}" for hit in hits)
+        command = head["command"].removeprefix("foredraft train ")
+        cells = [f"`{command}`", f"{head['tokens'] / 1e6:.1f}M", f"{head['seconds']:.0f}", shown, *lengths]
+        lines.append(f"| {' | '.join(cells)} |")
+    data, small = origin["data"], origin["data_of_1M_runs"]
+    lines += [
+        "",
+        f"{origin['target']}, data: {data['answers']:,} answers of {data['answer_tokens'] / 1e6:.1f}M tokens "
+        f"({small['answers']:,} of {small['answer_tokens'] / 1e6:.1f}M for the runs of 1M). Several trainings at once on "
+        f"an {origin['device']}, torch {origin['torch']}, commit {origin['commit'][:9]}, {origin['date']}. Tokens per "
+        f"forward, greedy: {origin['evaluation']}.",
+    ]
     return "\n".join(lines)
 
 

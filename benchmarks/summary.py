@@ -137,7 +137,10 @@ def pages() -> dict[Path, str]:
         "docs/support.md": {"support": support.table()},
         "docs/performance.md": {"step": step.table(), "gpu": gpu_tables.table()},
         "docs/serving.md": {"prediction": prediction.table()} | served,
-        "docs/heads.md": {"heads": heads_summary.markdown(read(heads_summary.RESULTS))},
+        "docs/heads.md": {
+            "heads": heads_summary.markdown(read(heads_summary.RESULTS)),
+            "real heads": heads_summary.real(),
+        },
     }
     pages = {ROOT / page: filled((ROOT / page).read_text(encoding="utf-8"), some) for page, some in blocks.items()}
     return pages | method_pages(cells)
