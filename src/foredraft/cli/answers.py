@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from foredraft.cli.choices import MODEL, ModelChoice
+from foredraft.cli.choices import MODEL, ModelChoice, loaded_uncollected
 from foredraft.cli.console import busy, errors
 from foredraft.cli.exit_status import Interrupted, terminable
 from foredraft.cli.flags import FlagGroup, flags
@@ -91,7 +91,11 @@ def _answer(
     if processes is not None:
         choice = replace(choice, device=str(processes.device))
     report = progress.report if processes is None or processes.is_main_process else lambda line: None
-    with choice.load(split=processes is not None) as generator, busy("Reading") as progress.update:
+    with (
+        choice.load(split=processes is not None) as generator,
+        loaded_uncollected(),
+        busy("Reading") as progress.update,
+    ):
         written: list[str] = []
         if prompts.own_prompts:
             file = out / _PROMPTS

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foredraft.cli.choices import MODEL, ModelChoice
+from foredraft.cli.choices import MODEL, ModelChoice, loaded_uncollected
 from foredraft.cli.console import errors, progress_bar
 from foredraft.cli.exit_status import Interrupted, terminable
 from foredraft.cli.flags import flags
@@ -63,6 +63,7 @@ def command(
     check_writable(out)
     with ExitStack() as stack:
         generator = None if ray else stack.enter_context(choice.load())  # first: other ranks end here
+        stack.enter_context(loaded_uncollected())
         file = BatchFile(source, out)
         options = BatchOptions(name or choice.name, file.created, seed, default_max_tokens)
         if generator is not None:

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from foredraft.cli.choices import MODEL, ModelChoice
+from foredraft.cli.choices import MODEL, ModelChoice, loaded_uncollected
 from foredraft.cli.config import defaults_from_file
 from foredraft.cli.flags import FlagGroup, flags
 from foredraft.cli.replicas import serve_replicas
@@ -59,14 +59,10 @@ def command(
     log_to_stderr()
     generator = choice.load(prefix_cache=server.prefix_cache)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # for what comes after the server, which has its own handler
-    gc.collect()
-    gc.freeze()  # a full collection of what has been loaded takes 0.25 s, in which no request goes on
     gc.set_threshold(10_000)  # else collections while a body of a million values is read take longer than the reading
-    try:
+    with loaded_uncollected():
         running = Server(generator, server.served_model_name or (choice.name,), server)
         running.run()
-    finally:
-        gc.unfreeze()  # else triton's native code lists on stderr all of its objects that are never collected
     if running.uninterruptible:  # the end of Python would wait for it
         logging.shutdown()
         os._exit(0)

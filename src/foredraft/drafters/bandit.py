@@ -8,7 +8,7 @@ changes. It is made before anything is drawn, from past steps alone, so the law 
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple, final
 
 from jaxtyping import Int
@@ -29,12 +29,10 @@ class Options(SizedOptions):
 
     hold: steps for which a chosen drafter runs; the first, in which it catches up, is not measured.
     exploration: preference for drafters that have not run recently; 0 takes the best so far.
-    num_assistant_tokens_schedule: constant, each drafter follows its own options; other schedules limit all drafts.
     """
 
     hold: int = 4
     exploration: float = 0.1
-    num_assistant_tokens_schedule: str = field(default="constant", kw_only=True)
 
     @property
     def law(self) -> Law:
@@ -128,6 +126,7 @@ class Bandit(CompositeDrafter):
             learns=True,
             shares_text=any(each.shares_text for each in needs),
             whole=any(each.whole for each in needs),
+            scored=all(each.scored for each in needs),
             hidden_layers=tuple(sorted({layer for each in needs for layer in each.hidden_layers})),
             max_nodes=max(each.max_nodes for each in needs),
             max_depth=max(each.longest for each in needs),
