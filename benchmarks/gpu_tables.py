@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from method_tables import table as markdown
+
 Record = dict[str, Any]
 
 RESULTS = Path(__file__).resolve().parent / "results" / "gpu.jsonl"
@@ -41,11 +43,9 @@ def _steps(found: Sequence[tuple[Record, list[Record]]]) -> str:
             if arm["kind"] == "arm" and arm["ahead"]:
                 key = arm["batch"], arm["cached"], arm["temperature"], arm["method"]
                 arms.setdefault(key, {})[f"{gpu} {'captured' if arm['options'] else 'eager'}"] = arm
-    lines = [
-        "| rows | cached tokens | T | method | tokens a step | H100: ms a step | H100, captured | H200, captured | "
-        "H200: tokens/s | over plain |",
-        "| ---: | ---: | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
+    head = ["method", "rows", "cached tokens", "T", "tokens a step", "H100: ms a step", "H100, captured"]
+    head += ["H200, captured", "H200: tokens/s", "over plain"]
+    lines = []
     for (batch, cached, heat, method), each in arms.items():
         after = each.get("H200 captured")
         plain = arms.get((batch, cached, heat, "none"), {}).get("H200 captured")
@@ -56,9 +56,8 @@ def _steps(found: Sequence[tuple[Record, list[Record]]]) -> str:
             for key in ("H100 eager", "H100 captured", "H200 captured")
         ]
         length = next(iter(each.values()))["acceptance_length"]
-        cells = [batch, f"{cached:,}", f"{heat:g}", _NAMES[method], f"{length:.2f}", *times, speed, over]
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    return "\n".join(lines)
+        lines.append([_NAMES[method], str(batch), f"{cached:,}", f"{heat:g}", f"{length:.2f}", *times, speed, over])
+    return "\n".join(markdown(head, lines))
 
 
 def _baselines(records: Sequence[Record]) -> str:
@@ -69,17 +68,14 @@ def _baselines(records: Sequence[Record]) -> str:
 
 def _kernel(records: Sequence[Record]) -> str:
     """The kernel beside masked attention and the time to read keys and values once."""
-    lines = [
-        "| rows | cached tokens | nodes | kernel, ms | masked attention, ms | floor, ms | error (masked) |",
-        "| ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
+    head = ["rows", "cached tokens", "nodes", "kernel, ms", "masked attention, ms", "floor, ms", "error (masked)"]
+    lines = []
     for each in records:
         if each["kind"] == "kernel" and each["runs"] and each["window"] is None:
             errors = f"{each['error']:.1e} ({each['masked_error']:.1e})"
             times = [f"{each[key]:.3f}" for key in ("ms", "masked_ms", "floor_ms")]
-            cells = [each["batch"], f"{each['cached']:,}", each["nodes"], *times, errors]
-            lines.append(f"| {' | '.join(map(str, cells))} |")
-    return "\n".join(lines)
+            lines.append([str(each["batch"]), f"{each['cached']:,}", str(each["nodes"]), *times, errors])
+    return "\n".join(markdown(head, lines))
 
 
 def _laws(records: Sequence[Record]) -> str:

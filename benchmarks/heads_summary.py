@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from method_tables import table
 from origin import origin_line
 from policy_tables import TITLES
 from reading import quartiles, read
@@ -41,10 +42,15 @@ def real(path: Path = REAL) -> str:
     """Heads of a real model that were trained on a GPU: what they cost, and how much of their drafts is accepted."""
     kinds = read(path)
     origin = kinds["provenance"][0]
-    lines = [
-        "| trained by | tokens | seconds | right guesses, by step | MT-bench: chain, tree | GSM8K: chain, tree |",
-        "| --- | ---: | ---: | --- | ---: | ---: |",
+    titles = [
+        "trained by",
+        "tokens",
+        "seconds",
+        "right guesses, by step",
+        "MT-bench: chain, tree",
+        "GSM8K: chain, tree",
     ]
+    rows = []
     for head in kinds["head"]:
         hits = [value for name, value in head["validation"].items() if name.startswith("hit_")]
         found = head["tokens_per_forward"]
@@ -58,15 +64,15 @@ def real(path: Path = REAL) -> str:
         ]
         shown = " ".join(f"{hit:.2f}" for hit in hits)
         command = head["command"].removeprefix("foredraft train ")
-        cells = [f"`{command}`", f"{head['tokens'] / 1e6:.1f}M", f"{head['seconds']:.0f}", shown, *lengths]
-        lines.append(f"| {' | '.join(cells)} |")
+        rows.append([f"`{command}`", f"{head['tokens'] / 1e6:.1f}M", f"{head['seconds']:.0f}", shown, *lengths])
     data, small = origin["data"], origin["data_of_1M_runs"]
-    lines += [
+    lines = [
+        *table(titles, rows),
         "",
         f"{origin['target']}, data: {data['answers']:,} answers of {data['answer_tokens'] / 1e6:.1f}M tokens "
-        f"({small['answers']:,} of {small['answer_tokens'] / 1e6:.1f}M for the runs of 1M). Several trainings at once on "
-        f"an {origin['device']}, torch {origin['torch']}, commit {origin['commit'][:9]}, {origin['date']}. Tokens per "
-        f"forward, greedy: {origin['evaluation']}.",
+        f"({small['answers']:,} of {small['answer_tokens'] / 1e6:.1f}M for the runs of 1M). Several trainings at once "
+        f"on an {origin['device']}, torch {origin['torch']}, commit {origin['commit'][:9]}, {origin['date']}. Tokens "
+        f"per forward, greedy: {origin['evaluation']}.",
     ]
     return "\n".join(lines)
 

@@ -63,10 +63,10 @@ def command(
     check_writable(out)
     with ExitStack() as stack:
         generator = None if ray else stack.enter_context(choice.load())  # first: other ranks end here
-        stack.enter_context(loaded_uncollected())
         file = BatchFile(source, out)
         options = BatchOptions(name or choice.name, file.created, seed, default_max_tokens)
         if generator is not None:
+            stack.enter_context(loaded_uncollected())
             answers = BatchAnswers(generator, options).of
         else:
             answers = stack.enter_context(_actors(choice, options, actors, address))

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
@@ -33,6 +34,13 @@ def loss_of(name: str) -> Distance:
 def weighted_mean(values: Float[Tensor, "*rows"], weights: Float[Tensor, "*rows"]) -> Float[Tensor, ""]:
     """Weighted mean of the rows; 0 if all weights are 0."""
     return (values * weights).sum() / weights.sum().clamp(min=1e-6)
+
+
+def feature_loss(
+    states: Float[Tensor, "B M H"], truth: Float[Tensor, "B M H"], weights: Float[Tensor, "B M"]
+) -> Float[Tensor, ""]:
+    """EAGLE-1's smooth L1 loss on features (arXiv:2401.15077, section 4)."""
+    return weighted_mean(F.smooth_l1_loss(states.float(), truth.float(), reduction="none").mean(-1), weights)
 
 
 def hit_rate(

@@ -4,14 +4,13 @@ from dataclasses import dataclass
 from typing import final
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from foredraft.core.errors import OptionError
 from foredraft.core.target_parts import FINAL
 from foredraft.heads.nets.eagle import Eagle
 from foredraft.heads.nets.ttt_attention import Unrolled, sample_rows, take
-from foredraft.train.losses import hit_rate, loss_of, weighted_mean
+from foredraft.train.losses import feature_loss, hit_rate, loss_of, weighted_mean
 from foredraft.train.recipe import Recipe, TrainBatch, recompute
 
 
@@ -59,11 +58,10 @@ class EagleRecipe(Recipe[Eagle]):
         unrolled = Unrolled(place, net.config.block.sliding_window)
         states = net(batch.tokens[:, 1:], net.features({FINAL: features}), place, unrolled.first)
         labels, weights = truth[:, 1:], batch.weights[:, 1:]
-        regression = F.smooth_l1_loss(states.float(), labels.float(), reduction="none").mean(-1)
         sample = sample_rows(length - 1, size, options.share, rng)
         sampled = (take(each, sample) for each in (states, labels, weights))
         law, hits = recompute(options.recompute, self._loss_and_hits, *sampled)
-        features_loss = weighted_mean(regression, weights)
+        features_loss = feature_loss(states, labels, weights)
         total = options.regression * features_loss + options.classification * law
         return {"loss": total, "hit_0": hits, "feature_loss": features_loss.detach(), "law_loss": law.detach()}
 

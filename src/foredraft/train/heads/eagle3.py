@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import final
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -13,7 +12,7 @@ from foredraft.core.options import check_bounds
 from foredraft.core.target_parts import FINAL
 from foredraft.heads.nets.eagle import Eagle3
 from foredraft.heads.nets.ttt_attention import Unrolled, sample_rows, take
-from foredraft.train.losses import chain_metrics, hit_rate, loss_of, weighted_mean
+from foredraft.train.losses import chain_metrics, feature_loss, hit_rate, loss_of, weighted_mean
 from foredraft.train.recipe import Recipe, TrainBatch, recompute
 
 
@@ -78,7 +77,8 @@ class Eagle3Recipe(Recipe[Eagle3]):
             states = net(batch.tokens.gather(1, place + step + 1), carried, place + step, attend)
             loss, hits = recompute(options.recompute, self._loss_and_hits, states, p, weights, place + step + 1)
             if options.regression:
-                loss = loss + options.regression * _feature_loss(states, batch, place + step + 1)
+                truth, counts = (take(each, place + step + 1) for each in (batch.hidden[FINAL], batch.weights))
+                loss = loss + options.regression * feature_loss(states, truth, counts)
             total = total + options.decay**step * loss
             rates.append(hits)
         return {"loss": total, **chain_metrics(rates)}
@@ -107,9 +107,3 @@ class Eagle3Recipe(Recipe[Eagle3]):
         logits = self.net.logits(states).float()
         loss = weighted_mean(self._loss(p, logits.log_softmax(-1)), weights)
         return loss, hit_rate(logits, p, weights)
-
-
-def _feature_loss(states: Float[Tensor, "B M H"], batch: TrainBatch, labels: Int[Tensor, "B M"]) -> Tensor:
-    """EAGLE-1's loss (arXiv:2401.15077, section 4) against the target's features at positions ``labels``."""
-    truth, weights = (take(each, labels) for each in (batch.hidden[FINAL], batch.weights))
-    return weighted_mean(F.smooth_l1_loss(states.float(), truth.float(), reduction="none").mean(-1), weights)
