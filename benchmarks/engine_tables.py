@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Sequence
 
-from reading import quartiles
+from reading import markdown_table, quartiles
 
 PLAIN = "plain"
 SHORT = (
@@ -38,7 +38,8 @@ def tables(lines: dict[str, list[dict]]) -> str:
             + [_as_plain(own, runs.get((threads, plain), []))]
             + [f"{law[name]:.{digits}f}" if name in law else "" for name, digits in (("perplexity", 2), ("kl", 4))]
         )
-    return f"{_table([*head, 'perplexity', 'KL'], rows)}\n\n{_by_task(runs)}"
+    lines = markdown_table([*head, "perplexity", "KL"], rows, words=(0, 1))
+    return "\n".join([*lines, "", _by_task(runs)])
 
 
 def in_short(lines: dict[str, list[dict]]) -> str:
@@ -62,7 +63,7 @@ def _by_task(runs: dict[tuple[int, str], list[dict]]) -> str:
         + [f"{statistics.median(rate(run) for run in own if run['task'] == task):.1f}" for task in tasks]
         for (threads, arm), own in runs.items()
     ]
-    return _table(["tokens/s", "threads", *tasks], rows)
+    return "\n".join(markdown_table(["tokens/s", "threads", *tasks], rows, words=(0, 1)))
 
 
 def rate(run: dict) -> float:
@@ -83,11 +84,6 @@ def _as_plain(own: list[dict], plain: list[dict]) -> str:
     return f"{same} of {len(own)}"
 
 
-def _table(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---"] * 2 + ["---:"] * (len(head) - 2), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
 def shapes(lines: dict[str, list[dict]]) -> str:
     """foredraft and llama.cpp on random weights: medians, and the median of the ratios on each prompt."""
     runs = by_arm(lines)
@@ -100,7 +96,7 @@ def shapes(lines: dict[str, list[dict]]) -> str:
             rates, prefill = ([[of(run) for run in own] for own in (ours, theirs)] for of in (rate, _prefill_rate))
             cells = [*map(quartiles, rates), _ratio(*rates), _ratio(*prefill)]
             rows.append([kind, str(threads), *cells])
-    return _table(head, rows)
+    return "\n".join(markdown_table(head, rows, words=(0, 1)))
 
 
 def _ratio(ours: Sequence[float], theirs: Sequence[float]) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from method_tables import table as markdown
+from reading import markdown_table
 
 Record = dict[str, Any]
 
@@ -57,7 +57,7 @@ def _steps(found: Sequence[tuple[Record, list[Record]]]) -> str:
         ]
         length = next(iter(each.values()))["acceptance_length"]
         lines.append([_NAMES[method], str(batch), f"{cached:,}", f"{heat:g}", f"{length:.2f}", *times, speed, over])
-    return "\n".join(markdown(head, lines))
+    return "\n".join(markdown_table(head, lines))
 
 
 def _baselines(records: Sequence[Record]) -> str:
@@ -75,7 +75,7 @@ def _kernel(records: Sequence[Record]) -> str:
             errors = f"{each['error']:.1e} ({each['masked_error']:.1e})"
             times = [f"{each[key]:.3f}" for key in ("ms", "masked_ms", "floor_ms")]
             lines.append([str(each["batch"]), f"{each['cached']:,}", str(each["nodes"]), *times, errors])
-    return "\n".join(markdown(head, lines))
+    return "\n".join(markdown_table(head, lines))
 
 
 def _laws(records: Sequence[Record]) -> str:

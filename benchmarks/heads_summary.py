@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from method_tables import table
 from origin import origin_line
 from policy_tables import TITLES
-from reading import quartiles, read
+from reading import markdown_table, quartiles, read
 
 from foredraft.bench.measure.records import Watched
 from foredraft.bench.measure.summary import temperature_label
@@ -67,7 +66,7 @@ def real(path: Path = REAL) -> str:
         rows.append([f"`{command}`", f"{head['tokens'] / 1e6:.1f}M", f"{head['seconds']:.0f}", shown, *lengths])
     data, small = origin["data"], origin["data_of_1M_runs"]
     lines = [
-        *table(titles, rows),
+        *markdown_table(titles, rows),
         "",
         f"{origin['target']}, data: {data['answers']:,} answers of {data['answer_tokens'] / 1e6:.1f}M tokens "
         f"({small['answers']:,} of {small['answer_tokens'] / 1e6:.1f}M for the runs of 1M). Several trainings at once "
@@ -84,11 +83,8 @@ def _columns(runs: list[Run]) -> list[tuple[str, float]]:
 def _table(title: str, runs: list[Run], cell: Callable[[str, str, float], str], skip: Iterable[str] = ()) -> list[str]:
     columns = _columns(runs)
     heads = [f"{TITLES[task]}, {temperature_label(temperature)}" for task, temperature in columns]
-    lines = [f"| {title} | {' | '.join(heads)} |", "| --- |" + " ---: |" * len(columns)]
-    for arm in dict.fromkeys(run["arm"] for run in runs):
-        if arm not in skip:
-            lines.append(f"| {arm} | {' | '.join(cell(arm, task, t) for task, t in columns)} |")
-    return lines
+    arms = [arm for arm in dict.fromkeys(run["arm"] for run in runs) if arm not in skip]
+    return markdown_table([title, *heads], ([arm, *(cell(arm, task, t) for task, t in columns)] for arm in arms))
 
 
 def _of(runs: list[Run], arm: str, task: str, temperature: float) -> list[Run]:

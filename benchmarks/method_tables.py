@@ -2,23 +2,17 @@
 
 import itertools
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import shared_noise
 from origin import origin_line
-from reading import quartiles, read
+from reading import markdown_table, quartiles, read
 
 from foredraft.bench.measure.records import read_runs
 
 RESULTS = Path(__file__).resolve().parent / "results"
 MIB = 2**20
-
-
-def table(head: list[str], lines: Iterable[list[str]]) -> list[str]:
-    """A Markdown table; the first column is text, the others are numbers."""
-    rows = [head, ["---", *["---:"] * (len(head) - 1)], *lines]
-    return [f"| {' | '.join(row)} |" for row in rows]
 
 
 def made(origin: dict) -> str:
@@ -49,7 +43,7 @@ def triforce() -> str:
         samples = f"{len(plain)} prompts" if len(plain) > 1 else "one prompt"
         parts += [f"{runs[0]['prompt_tokens']:,} tokens of context, {title} ({samples}):", ""]
         head = ["arm", "ms per token", "speed-up", "acceptance length", "KV cache, MiB", "partial copy, MiB"]
-        parts += [*table(head, lines), ""]
+        parts += [*markdown_table(head, lines), ""]
     rates = origin["rates"]
     return "\n".join(
         [
@@ -77,7 +71,7 @@ def depth() -> str:
         for run in runs
     ]
     head = ["layers x width", "parameters in layers, millions", "ms per token", "relative to the shallowest"]
-    return "\n".join([*table(head, lines), "", made(origin)])
+    return "\n".join([*markdown_table(head, lines), "", made(origin)])
 
 
 def online() -> str:
@@ -97,7 +91,7 @@ def online() -> str:
         [name, *(f"{sum(r['tokens'] for r in by[a]) / sum(r['target_forwards'] for r in by[a]):.2f}" for a in arms)]
         for name, by in columns.items()
     ]
-    return "\n".join([*table(["acceptance length", *arms], lines), "", made(origin)])
+    return "\n".join([*markdown_table(["acceptance length", *arms], lines), "", made(origin)])
 
 
 def universal() -> str:
@@ -120,7 +114,7 @@ def universal() -> str:
                 cells.append(f"{statistics.median(ratios):.2f}" if ratios else "error")
             lines.append([f"{title}: {name}", *cells])
     title = "target-65m with draft-4m, which has another tokenizer:"
-    return "\n".join([title, "", *table(["speed-up", *tasks], lines)])
+    return "\n".join([title, "", *markdown_table(["speed-up", *tasks], lines)])
 
 
 UNIVERSAL = ("universal", "transformers_universal")

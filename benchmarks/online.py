@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from origin import provenance
 from pictures import grounded
-from reading import read
+from reading import markdown_table, read
 
 import foredraft
 from foredraft.bench.report import plots
@@ -175,8 +175,7 @@ def draw(arms: dict[str, list[dict]], *also: Path) -> None:
 
 def summary(kinds: dict[str, list[dict]], arms: dict[str, list[dict]]) -> Iterator[str]:
     """By half of each stage: both acceptance lengths, and how many requests were better and worse online."""
-    yield "| stage | half | frozen | online | better / worse of each request |"
-    yield "| --- | --- | ---: | ---: | ---: |"
+    lines = []
     for stage in sorted({run["stage"] for run in arms["frozen"]}):
         frozen, online = ([run for run in arms[arm] if run["stage"] == stage] for arm in ARMS)
         for half, part in (("first", slice(None, len(frozen) // 2)), ("second", slice(len(frozen) // 2, None))):
@@ -184,7 +183,9 @@ def summary(kinds: dict[str, list[dict]], arms: dict[str, list[dict]]) -> Iterat
             gains = [a["target_forwards"] / a["tokens"] - b["target_forwards"] / b["tokens"] for a, b in pairs]
             better, worse = sum(gain > 0 for gain in gains), sum(gain < 0 for gain in gains)
             lengths = [f"{acceptance(list(each)):.2f}" for each in zip(*pairs, strict=True)]
-            yield f"| {frozen[0]['topic']} | {half} | {lengths[0]} | {lengths[1]} | {better} / {worse} |"
+            lines.append([frozen[0]["topic"], half, *lengths, f"{better} / {worse}"])
+    head = ["stage", "half", "frozen", "online", "better / worse of each request"]
+    yield from markdown_table(head, lines, words=(0, 1))
     outcomes = [line["outcome"] for line in kinds["version"]]
     counted = ", ".join(f"{outcomes.count(outcome)} {outcome}" for outcome in sorted(set(outcomes)))
     overlaps = statistics.fmean(line["acceptance"] for line in kinds["version"][-8:])

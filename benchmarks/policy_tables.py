@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from reading import markdown_table
+
 from foredraft.bench.measure.summary import temperature_label
 
 RESULTS = Path(__file__).parent / "results" / "policy.jsonl"
@@ -126,22 +128,18 @@ def origin_of(cells: Sequence[Cell]) -> dict[str, Any]:
 
 def by_cell(cells: Sequence[Cell]) -> str:
     """A row per cell: the best fixed size that drafts, the policy, and the policy against the best size of all."""
-    lines = [
-        "| target | method | T | task | best fixed size | at that size | under the policy | policy / best | "
-        "chosen ahead | commit |",
-        "| --- | --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | --- |",
-    ]
+    head = ["target", "method", "T", "task", "best fixed size", "at that size", "under the policy", "policy / best"]
+    head += ["chosen ahead", "commit"]
+    lines = []
     for cell in cells:
         task, size = TITLES.get(cell.task, cell.task), cell.best_draft
         best = f"{cell.ratio:.2f}" + (" (plain)" if cell.best == PLAIN else "")
-        fixed, against = " | ", " | "
+        fixed, against = ["", ""], ["", ""]
         if size is not None:
-            fixed, against = f"{size} | {_shown(cell, size)}", f"{best} | {cell.ahead:.2f}"
-        lines.append(
-            f"| {cell.target} | {cell.method} | {cell.temperature:g} | {task} | {fixed} | {_shown(cell, POLICY)} | "
-            f"{against} | {cell.origin['commit'][:7]} |"
-        )
-    return "\n".join(lines)
+            fixed, against = [size, _shown(cell, size)], [best, f"{cell.ahead:.2f}"]
+        setting = [cell.target, cell.method, f"{cell.temperature:g}", task]
+        lines.append([*setting, *fixed, _shown(cell, POLICY), *against, cell.origin["commit"][:7]])
+    return "\n".join(markdown_table(head, lines, words=(0, 1, 3, 9)))
 
 
 def verdict(cells: Sequence[Cell]) -> str:
@@ -218,15 +216,15 @@ def by_method(cells: Sequence[Cell]) -> str:
     """A row per method: means over tasks at the best fixed size of each task, and under the policy."""
     settings = list(dict.fromkeys((cell.target, cell.temperature) for cell in cells))
     names = [f"{target}, {temperature_label(heat)}" for target, heat in settings]
-    head = " | ".join(f"{name}: best size | policy" for name in names)
-    lines = [f"| method | {head} |", "| --- |" + " ---: |" * (2 * len(names))]
+    head = [column for name in names for column in (f"{name}: best size", "policy")]
+    lines = []
     for method in dict.fromkeys(cell.method for cell in cells):
         columns = []
         for target, heat in settings:
             own = [c for c in cells if (c.target, c.method, c.temperature) == (target, method, heat)]
             columns += _both(own)
-        lines.append(f"| {method} | {' | '.join(columns)} |")
-    return "\n".join(lines)
+        lines.append([method, *columns])
+    return "\n".join(markdown_table(["method", *head], lines))
 
 
 def in_short(own: Sequence[Cell]) -> str:
@@ -235,10 +233,7 @@ def in_short(own: Sequence[Cell]) -> str:
     wanted = {(method, heat) for method in methods for heat in (0.0, 1.0)}
     measured = {task: {(cell.method, cell.temperature) for cell in own if cell.task == task} for task in TITLES}
     tasks = [task for task in TITLES if wanted <= measured[task]]
-    lines = [
-        "| method | greedy: best fixed size | greedy: policy | T=1: best fixed size | T=1: policy |",
-        "| --- | ---: | ---: | ---: | ---: |",
-    ]
+    head = ["method", "greedy: best fixed size", "greedy: policy", "T=1: best fixed size", "T=1: policy"]
     rows = []
     for method in methods:
         found = [
@@ -246,8 +241,8 @@ def in_short(own: Sequence[Cell]) -> str:
             for heat in (0.0, 1.0)
         ]
         columns = [column for some in found for column in _both(some)]
-        rows.append((sum(cell.speed_up(POLICY) for cell in found[0]), f"| {method} | {' | '.join(columns)} |"))
-    lines += [row for _, row in sorted(rows, reverse=True)]
+        rows.append((sum(cell.speed_up(POLICY) for cell in found[0]), [method, *columns]))
+    lines = markdown_table(head, (row for _, row in sorted(rows, reverse=True)))
     titles, chosen = [TITLES[task] for task in tasks], [cell for cell in own if cell.task in tasks]
     named = " and ".join(filter(None, [", ".join(titles[:-1]), titles[-1]]))
     return "\n".join([*lines, "", f"Prompts of {named}; at least {_tokens(chosen)} tokens an arm."])
@@ -259,12 +254,12 @@ def of_page(cells: Sequence[Cell], page: str) -> str:
     for method, target, heat in dict.fromkeys((cell.method, cell.target, cell.temperature) for cell in cells):
         if PAGES.get(method, method) == page:
             own = [c for c in cells if (c.method, c.target, c.temperature) == (method, target, heat)]
-            lines.append(f"| {method} | {target} | {temperature_label(heat)} | {' | '.join(_both(own))} |")
+            lines.append([method, target, temperature_label(heat), *_both(own)])
     if not lines:
         return ""
-    head = "| drafter | target | temperature | best fixed size | policy |"
+    head = ["drafter", "target", "temperature", "best fixed size", "policy"]
     title = "Speed-up over plain decoding / tokens per forward of the target, means over [tasks](../results.md):"
-    return "\n".join([title, "", head, "| --- | --- | --- | ---: | ---: |", *lines])
+    return "\n".join([title, "", *markdown_table(head, lines, words=(0, 1, 2))])
 
 
 def _shown(cell: Cell, arm: str) -> str:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from origin import origin_line, provenance
+from reading import markdown_table
 
 import foredraft
 from foredraft.bench.prompts import standard_prompts
@@ -65,15 +66,16 @@ def table(path: Path = RESULTS) -> str:
     """Median speed-up by drafter and prediction, with the range, and where it was measured."""
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     origin, runs = lines[0], lines[1:]
-    rows = ["| drafter | edit | the exact text | an unrelated text |", "| --- | ---: | ---: | ---: |"]
-    for drafter in dict.fromkeys(run["drafter"] for run in runs):
-        cells = []
+    drafters, rows = dict.fromkeys(run["drafter"] for run in runs), []
+    for drafter in drafters:
+        cells = [f"`{drafter}`"]
         for name in ("edit", "exact", "unrelated"):
             own = [r["without"] / r["seconds"] for r in runs if (r["drafter"], r["prediction"]) == (drafter, name)]
             cells.append(f"{statistics.median(own):.2f} ({min(own):.2f} to {max(own):.2f})")
-        rows.append(f"| `{drafter}` | {' | '.join(cells)} |")
-    count = len({(r["drafter"], i) for i, r in enumerate(runs) if r["prediction"] == "edit"}) // len(rows[2:])
-    return "\n".join(rows) + (
+        rows.append(cells)
+    count = len({(r["drafter"], i) for i, r in enumerate(runs) if r["prediction"] == "edit"}) // len(drafters)
+    lines = markdown_table(["drafter", "edit", "the exact text", "an unrelated text"], rows)
+    return "\n".join(lines) + (
         f"\n\nMedians and ranges of {count} outputs of {origin['tokens']} tokens; {sum(r['same'] for r in runs)} of "
         f"{len(runs)} outputs are those without a prediction. Bundled model, greedy, {origin_line(origin)}. Made by "
         f"`{origin['command']}`."

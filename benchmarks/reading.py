@@ -1,7 +1,8 @@
-"""Reading results files, and medians with their spread."""
+"""Reading results files, medians with their spread, and Markdown tables."""
 
 import json
 import statistics
+from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
 
 
@@ -18,3 +19,9 @@ def quartiles(values: list[float]) -> str:
     """Median and quartiles, two digits each."""
     low, middle, high = statistics.quantiles(values, n=4) if len(values) > 1 else (values[0],) * 3
     return f"{middle:.2f} ({low:.2f} to {high:.2f})"
+
+
+def markdown_table(head: Sequence[str], lines: Iterable[Sequence[str]], words: Container[int] = (0,)) -> list[str]:
+    """A Markdown table, line by line. The columns in ``words`` are text, the others numbers."""
+    rule = ["---" if column in words else "---:" for column in range(len(head))]
+    return [f"| {' | '.join(row)} |" for row in (head, rule, *lines)]

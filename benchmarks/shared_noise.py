@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 from origin import origin_line, provenance
-from reading import read
+from reading import markdown_table, read
 
 import foredraft
 from foredraft.bench.check import draft_always
@@ -155,8 +155,7 @@ def table(path: Path = RESULTS) -> str:
         nodes[cell["spec"]] = cell["nodes"]
     lines, heats = [], sorted({key[3] for key in texts if key[2] == SHARED})
     for target in dict.fromkeys(key[0] for key in texts):
-        lines += [f"| {target}: drafter, nodes, ratio rule |" + "".join(f" T = {heat:g} |" for heat in heats)]
-        lines += ["| --- |" + " ---: |" * len(heats)]
+        head, rows = [f"{target}: drafter, nodes, ratio rule", *(f"T = {heat:g}" for heat in heats)], []
         for pair in PAIRS:
             if pair.spec not in nodes:
                 continue
@@ -166,8 +165,8 @@ def table(path: Path = RESULTS) -> str:
                 both = min(len(ours), len(theirs))  # a run that goes on has more of one
                 shown.append(_shown(ours[:both], theirs[:both]) if both else "")
             if any(shown):
-                lines.append(f"| {pair.name}, {nodes[pair.spec]}, {pair.rule} | {' | '.join(shown)} |")
-        lines.append("")
+                rows.append([f"{pair.name}, {nodes[pair.spec]}, {pair.rule}", *shown])
+        lines += [*markdown_table(head, rows), ""]
     shared = [cell for cell in kinds["cell"] if cell["rule"] == SHARED]
     compared, differ = sum(len(cell["texts"]) for cell in shared), sum(cell["differ"] for cell in shared)
     most = max(len(each) for each in texts.values())

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from origin import origin_line
 from policy_tables import TITLES
-from reading import quartiles, read
+from reading import markdown_table, quartiles, read
 
 RESULTS = Path(__file__).resolve().parent / "results" / "speed.jsonl"
 TASKS = tuple(TITLES)
@@ -24,19 +24,20 @@ def markdown(kinds: dict[str, list[dict]]) -> str:
     """All results of a run, as Markdown."""
     runs, origin = kinds["run"], kinds["provenance"][0]
     prompts = {(run["task"], run["prompt"]) for run in runs}
-    head = "".join(f" {TITLES[task]} |" for task in TASKS)
-    rule = "| --- |" + " ---: |" * len(TASKS)
-    lines = [f"| speed-up, median (quartiles) |{head}", rule]
-    lines += [f"| {title} | {' | '.join(_ratios(runs, top, bottom))} |" for title, top, bottom in PAIRS]
-    lines += ["", f"| tokens per second, median (quartiles) |{head}", rule]
+    tasks = [TITLES[task] for task in TASKS]
+    speeds, rates, lengths = [], [], []
+    for title, top, bottom in PAIRS:
+        speeds.append([title, *_ratios(runs, top, bottom)])
     for arm in dict.fromkeys(run["arm"] for run in runs):
-        cells = [quartiles([r["tokens"] / r["seconds"] for r in _of(runs, arm, task)]) for task in TASKS]
-        lines.append(f"| {arm} | {' | '.join(cells)} |")
-    lines += ["", f"| acceptance length |{head}", rule]
-    for arm in ("draft_model", "prompt_lookup"):
-        cells = [statistics.mean(r["stats"]["acceptance_length"] for r in _of(runs, arm, task)) for task in TASKS]
-        lines.append(f"| {arm} | {' | '.join(f'{cell:.2f}' for cell in cells)} |")
-    lines += ["", *_costs(kinds), *_memory(kinds), ""]
+        own = [_of(runs, arm, task) for task in TASKS]
+        rates.append([arm, *(quartiles([r["tokens"] / r["seconds"] for r in each]) for each in own)])
+        if arm in ("draft_model", "prompt_lookup"):
+            means = [statistics.mean(r["stats"]["acceptance_length"] for r in each) for each in own]
+            lengths.append([arm, *(f"{mean:.2f}" for mean in means)])
+    lines = [*markdown_table(["speed-up, median (quartiles)", *tasks], speeds), ""]
+    lines += [*markdown_table(["tokens per second, median (quartiles)", *tasks], rates), ""]
+    lines += [*markdown_table(["acceptance length", *tasks], lengths), ""]
+    lines += [*_costs(kinds), *_memory(kinds), ""]
     lines.append(
         f"All arms produced the same tokens on {_agreeing(runs)} of {len(prompts)} prompts. {origin['target']} with "
         f"{origin['draft']}, greedy, {origin['new_tokens']} new tokens, prefill included, {origin_line(origin)}. Made "
@@ -71,13 +72,9 @@ def _costs(kinds: dict[str, list[dict]]) -> list[str]:
     lines = []
     for cost in kinds.get("cost", []):
         ratios = [seconds / cost["seconds"][0] for seconds in cost["seconds"]]
-        lines += [
-            f"| rows in a forward |{''.join(f' {rows} |' for rows in cost['rows'])}",
-            "| --- |" + " ---: |" * len(ratios),
-            f"| milliseconds |{''.join(f' {1e3 * seconds:.1f} |' for seconds in cost['seconds'])}",
-            f"| relative to one row |{''.join(f' {ratio:.2f} |' for ratio in ratios)}",
-            "",
-        ]
+        head = ["rows in a forward", *map(str, cost["rows"])]
+        times = ["milliseconds", *(f"{1e3 * seconds:.1f}" for seconds in cost["seconds"])]
+        lines += [*markdown_table(head, [times, ["relative to one row", *(f"{ratio:.2f}" for ratio in ratios)]]), ""]
     return lines
 
 

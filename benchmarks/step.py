@@ -22,7 +22,7 @@ from unittest.mock import patch
 
 from operators import HostReads, Operators
 from origin import origin_line, provenance
-from reading import read
+from reading import markdown_table, read
 
 import foredraft
 from foredraft.core.sampling.params import SamplingParams
@@ -167,12 +167,12 @@ def _columns(steps: list[dict[str, Any]], key: str, digits: int, floor: float | 
     titles = [*PHASES, "total"]
     if floor is not None:
         titles.insert(titles.index("forward") + 1, "floor")
-    lines = [f"| {key} | {' | '.join(titles)} |", "| --- |" + " ---: |" * len(titles)]
+    lines = []
     for step in steps:
         values = step[key] | {"total": sum(step[key].values()), "floor": floor}
-        cells = " | ".join(f"{values[title]:.{digits}f}" for title in titles)
-        lines.append(f"| {step['method']}, T={step['temperature']:g} | {cells} |")
-    return "\n".join(lines)
+        cells = [f"{values[title]:.{digits}f}" for title in titles]
+        lines.append([f"{step['method']}, T={step['temperature']:g}", *cells])
+    return "\n".join(markdown_table([key, *titles], lines))
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ import step
 import support
 from method_tables import TABLES
 from origin import origin_line
-from reading import read
+from reading import markdown_table, read
 
 from foredraft.bench.tune.candidates import short_spec
 from foredraft.heads.formats.tuned import read_tuned
@@ -35,12 +35,12 @@ def methods() -> str:
     """The table of methods of docs/methods/README.md."""
     from foredraft.drafters import METHODS
 
-    lines = ["| drafter | what it does | children | lossless | needs |", "| --- | --- | --- | --- | --- |"]
+    head, lines = ["drafter", "what it does", "children", "lossless", "needs"], []
     for name, method in METHODS.items():
         laws = ", ".join(law.value for law in method.laws) or "-"
         page, sound = f"[`{name}`]({name}.md)", "yes" if method.lossless else "no"
-        lines.append(f"| {page} | {method.what} | {laws} | {sound} | {method.needs} |")
-    return "\n".join(lines)
+        lines.append([page, method.what, laws, sound, method.needs])
+    return "\n".join(markdown_table(head, lines, words=range(len(head))))
 
 
 def filled(text: str, blocks: dict[str, str]) -> str:
@@ -72,14 +72,15 @@ def predictions() -> str:
     """Speed-ups that tune predicted and measured for the bundled model."""
     tuned = read_tuned(TUNED)
     facts = tuned.facts or {}
-    lines = ["| drafter | predicted | measured | off by |", "| --- | ---: | ---: | ---: |"]
+    rows = []
     for each in sorted(facts["tried"], key=lambda each: -each["measured"]):
         off = each["predicted"] / each["measured"] - 1
         drafter = short_spec(each["drafter"], mark="`")
-        lines.append(f"| {drafter} | {each['predicted']:.2f} | {each['measured']:.2f} | {100 * off:+.0f}% |")
+        rows.append([drafter, f"{each['predicted']:.2f}", f"{each['measured']:.2f}", f"{100 * off:+.0f}%"])
     points = ", ".join(f"{point['speed_up']:.2f} at {point['batch']}" for point in facts["batches"])
     origin = facts["provenance"]
-    lines += [
+    lines = [
+        *markdown_table(["drafter", "predicted", "measured", "off by"], rows),
         "",
         f"Speed-up by batch size: {points}. Commit `{origin['commit']}`, {origin['device']}, {origin['time'][:10]}.",
     ]

@@ -19,6 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from reading import markdown_table
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = Path("benchmarks/results/support.jsonl")
 TESTS = ("tests/core", "tests/test_hf_generate.py")
@@ -69,18 +71,15 @@ def tried(command: list[str], folder: Path) -> dict[str, Any]:
 
 def table() -> str:
     """A row for each run, the latest of a combination alone."""
-    lines = [
-        "| Python | torch | transformers | demo | native engine | tests | when, commit |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    runs = {}
+    head = ["Python", "torch", "transformers", "demo", "native engine", "tests", "when, commit"]
+    runs, lines = {}, []
     for line in (ROOT / RESULTS).read_text(encoding="utf-8").splitlines():
         run = json.loads(line)
         runs[run.get("python", ""), run.get("torch", ""), run.get("transformers", "")] = run
     for versions, run in sorted(runs.items()):
         shown = [_shown(run.get(step), step == "tests") for step in ("demo", "native engine", "tests")]
-        lines.append(f"| {' | '.join([*versions, *shown])} | {run['date']}, {run['commit'][:9]} |")
-    return "\n".join(lines)
+        lines.append([*versions, *shown, f"{run['date']}, {run['commit'][:9]}"])
+    return "\n".join(markdown_table(head, lines, words=range(len(head))))
 
 
 def _shown(step: dict[str, Any] | None, counted: bool) -> str:
