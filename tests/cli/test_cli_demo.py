@@ -1,3 +1,4 @@
+import io
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -5,8 +6,9 @@ from typing import Any
 
 import pytest
 from cli_cases import PROMPT, Run
+from rich.console import Console
 
-from foredraft.cli.demo import Contest, Scene
+from foredraft.cli.demo import Contest, Scene, _results
 from foredraft.core.stats import DecodeStats
 
 
@@ -77,6 +79,25 @@ def test_the_demo_names_the_prompts_that_gain_nothing(run: Run, model: Path, mon
     assert ["code", "edit", "4.0", "8.0", "2.00x", "2.00", "yes"] in [line.split() for line in ended.out.splitlines()]
     assert "No gain: question, facts. A look-up drafts only what" in " ".join(ended.out.split())
     assert max(map(len, ended.out.splitlines())) <= 60 and "…" not in ended.out
+
+
+@pytest.mark.parametrize(
+    ("columns", "last"), [(93, 93), (92, 77), (77, 77), (76, 55), (55, 55), (54, 38), (40, 38), (38, 38)]
+)
+def test_the_table_of_the_demo_fits_the_terminal(columns: int, last: int):
+    """With the longest names of the bundled model; no number or name is cut or broken at another place than a space."""
+    stats = [DecodeStats(tokens=8, target_forwards=4, seconds=seconds) for seconds in (2.0, 1.0)]
+    drafters = {"question": "eagle3", "repetitive code": "prompt_lookup"}
+    contests = [
+        Contest(Scene(kind, "x"), drafter, stats[:1], stats[1:], same=True) for kind, drafter in drafters.items()
+    ]
+    console = Console(width=columns, file=io.StringIO())
+    console.print(_results(console, contests))
+    lines = [line.rstrip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+    words = " ".join(lines).split()
+    assert max(map(len, lines)) == last
+    assert {"question", "(eagle3)", "repetitive", "code", "(prompt_lookup)"} <= {*words}
+    assert words.count("2.00x") == words.count("4.0") == words.count("8.0") == words.count("yes") == 2
 
 
 def test_the_demo_fails_if_tokens_differ(run: Run, model: Path, monkeypatch: pytest.MonkeyPatch):

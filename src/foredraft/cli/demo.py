@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.live import Live
+from rich.measure import Measurement
 from rich.panel import Panel
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from foredraft.cli.choices import MODEL, ModelChoice
@@ -40,8 +41,6 @@ _FEWEST, _MOST = 5, 11
 """Lines of text in a panel."""
 _BELOW = 14
 """Lines left free for later output."""
-_WIDE = 70
-"""Columns from which the table has wide gaps."""
 _GAIN = 1.05
 """A smaller speed-up is none: medians of a few runs differ by as much."""
 
@@ -352,22 +351,8 @@ def _panel(console: Console, side: Side, width: int, height: int) -> Panel:
 
 
 def _report(contests: list[Contest]) -> None:
-    named = len({contest.drafter for contest in contests}) > 1
     console = output()
-    table = Table(box=None, pad_edge=False, padding=(0, 2 if console.width >= _WIDE else 1, 0, 0))
-    table.add_column("tokens/s")
-    for name in ("plain", "with drafts", "speed-up", "acceptance length", "same tokens"):
-        table.add_column(name, justify="right")
-    for contest in contests:
-        gain = f"{contest.speed_up:.2f}x"
-        table.add_row(
-            contest.scene.kind + (f" [dim]({contest.drafter})[/dim]" if named else ""),
-            *(f"{speed:.1f}" for speed in contest.speeds),
-            f"[bold]{gain}[/bold]" if contest.speed_up >= _GAIN else gain,
-            f"{contest.acceptance_length:.2f}",
-            "[green]yes[/green]" if contest.same else "[bold red]no[/bold red]",
-        )
-    console.print("", table, sep="\n")
+    console.print("", _results(console, contests), sep="\n")
     count = min(len(contest.plain) for contest in contests)
     console.print(
         f"Medians of {count} run{'s' if count != 1 else ''} after a warm-up, taking turns step by step; prefill is not "
@@ -378,6 +363,40 @@ def _report(contests: list[Contest]) -> None:
         console.print(_without_gain(slow), style="dim")
     same = all(contest.same for contest in contests)
     console.print(f"same tokens: {'yes' if same else 'NO'}", style="green" if same else "bold red")
+
+
+def _results(console: Console, contests: list[Contest]) -> Table:
+    """A row per prompt; where the terminal is too narrow, a row per number, below the prompt's name."""
+    names = ("plain", "with drafts", "speed-up", "acceptance length", "same tokens")
+    for before_drafter, within_name, gap in ((" ", " ", 2), ("\n", " ", 2), ("\n", "\n", 1)):
+        table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0))
+        table.add_column("tokens/s", no_wrap=True)
+        for name in names:
+            table.add_column(name.replace(" ", within_name), justify="right", no_wrap=True)
+        for title, numbers in _rows(contests, before_drafter):
+            table.add_row(title, *numbers)
+        if Measurement.get(console, console.options.update(width=1000), table).maximum <= console.width:
+            return table
+    table = Table.grid(Column(), Column(justify="right"), padding=(0, 2, 0, 0))
+    for title, numbers in _rows(contests, " "):
+        table.add_row(title)
+        for name, number in zip(("tokens/s, plain", *names[1:]), numbers, strict=True):
+            table.add_row(f"  {name}", number)
+    return table
+
+
+def _rows(contests: list[Contest], before_drafter: str) -> Iterator[tuple[str, list[str]]]:
+    """A title, with the drafter's name if there are several, and the numbers."""
+    named = len({contest.drafter for contest in contests}) > 1
+    for contest in contests:
+        gain = f"{contest.speed_up:.2f}x"
+        numbers = [
+            *(f"{speed:.1f}" for speed in contest.speeds),
+            f"[bold]{gain}[/bold]" if contest.speed_up >= _GAIN else gain,
+            f"{contest.acceptance_length:.2f}",
+            "[green]yes[/green]" if contest.same else "[bold red]no[/bold red]",
+        ]
+        yield contest.scene.kind + (f"{before_drafter}[dim]({contest.drafter})[/dim]" if named else ""), numbers
 
 
 def _without_gain(contests: list[Contest]) -> str:
