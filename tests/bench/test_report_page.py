@@ -14,6 +14,8 @@ SEEN = """(() => {
     figures: [...document.querySelectorAll("figure")].map(each => each.id),
     empty: [...document.querySelectorAll("figure svg")].filter(each => each.getBBox().width < 100).length,
     ids: document.querySelectorAll("[id]").length - new Set([...document.querySelectorAll("[id]")].map(e => e.id)).size,
+    labels: [...document.querySelectorAll("[role=region]")].map(each => each.getAttribute("aria-label"))
+      .filter((label, place, all) => all.indexOf(label) !== place),
     overflow: wide.scrollWidth - wide.clientWidth,
     fetched: performance.getEntriesByType("resource").map(each => each.name),
     clipped: [...document.querySelectorAll("figure svg text")].filter(text => {
@@ -47,7 +49,7 @@ def test_the_page_opens(tab: Browser, url: str, scheme: str, background: str):
     from foredraft.bench.report.figures import KINDS
 
     tab.open(url, 1100, 900, scheme)
-    nothing: dict[str, object] = {"empty": 0, "ids": 0, "overflow": 0, "fetched": [], "clipped": []}
+    nothing: dict[str, object] = {"empty": 0, "ids": 0, "labels": [], "overflow": 0, "fetched": [], "clipped": []}
     assert tab.run(SEEN) == {**nothing, "figures": [kind.name for kind in KINDS], "background": background}
     assert tab.complaints == []
 

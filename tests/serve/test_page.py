@@ -1,5 +1,6 @@
 """The page in a real browser: it streams, draws the trees, works by keyboard, and shows texts as texts."""
 
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -126,6 +127,8 @@ def test_a_chat_streams_and_its_steps_are_drawn(
     assert tab.run(f"{nodes}.length") == drafted + 2
     assert tab.run("document.querySelectorAll('#bars i').length") >= 1
     assert tab.run("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
+    headings = tab.run("[...document.querySelectorAll('h1, h2, h3, h4')].map(each => Number(each.tagName[1]))")
+    assert headings[0] == 1 and all(after <= before + 1 for before, after in itertools.pairwise(headings))
     tab.screenshot(tmp_path / "page.png")
     assert tab.complaints == []
 
