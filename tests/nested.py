@@ -75,7 +75,7 @@ class TableLM(TargetModel):
         layout = Layout({"all": None}, by_type=False)
         return address(tree, bases, rows, used_slots, layout, max_position=self.max_length, start=start)
 
-    def forward(self, step: StepIn, cache: SlotCache, keep: Tensor | None = None) -> StepOut:
+    def compute(self, step: StepIn, cache: SlotCache, keep: Tensor | None = None) -> StepOut:
         rows = torch.tensor(step.rows)
         missing = max(step.rows) + 1 - len(self._tokens)
         self._tokens = torch.nn.functional.pad(self._tokens, (0, 0, 0, max(missing, 0)), value=-1)

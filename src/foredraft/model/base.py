@@ -75,7 +75,7 @@ class TargetModel(ABC):
         """The slots to which ``address`` assigns roots that are in slots ``bases`` of the whole cache."""
         return bases
 
-    @abstractmethod
+    @torch.inference_mode()
     def forward(self, step: StepIn, cache: SlotCache, keep: Int[Tensor, "M"] | None = None) -> StepOut:
         """One forward of B rows with N nodes each; writes their keys and values to the cache.
 
@@ -86,6 +86,12 @@ class TargetModel(ABC):
         Returns:
             logits [B, N or M, V] and the hidden states [B, N, H] of the tapped layers.
         """
+        with self.running():
+            return self.compute(step, cache, keep)
+
+    @abstractmethod
+    def compute(self, step: StepIn, cache: SlotCache, keep: Int[Tensor, "M"] | None = None) -> StepOut:
+        """``forward`` as a function that can be recorded, to be called within ``running``."""
 
     @property
     def exponentials(self) -> Exponentials | None:
@@ -105,10 +111,6 @@ class TargetModel(ABC):
     def running(self) -> AbstractContextManager[object]:
         """The context of ``compute``: it installs what the forward needs, and other threads wait."""
         return nullcontext()
-
-    def compute(self, step: StepIn, cache: SlotCache, keep: Int[Tensor, "M"] | None = None) -> StepOut:
-        """``forward`` as a function that can be recorded, to be called within ``running``."""
-        return self.forward(step, cache, keep)
 
     def kv_extent(self, used_slots: int, nodes: int, slots: int) -> int:
         """The number of slots to ``address`` a forward for, so that forwards have few shapes; at least ``used_slots``.

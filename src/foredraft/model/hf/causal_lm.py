@@ -211,11 +211,6 @@ class CausalLM(TargetModel):
     ) -> StepIn:
         return address(tree, bases, rows, used_slots, self.layout, max_position=self.max_length, start=start)
 
-    @torch.inference_mode()
-    def forward(self, step: StepIn, cache: SlotCache, keep: Int[Tensor, "M"] | None = None) -> StepOut:
-        with self.running():
-            return self.compute(step, cache, keep)
-
     def compute(self, step: StepIn, cache: SlotCache, keep: Int[Tensor, "M"] | None = None) -> StepOut:
         step = step.within(cache.slots)
         return self._call(step, SlotView(cache, step, stored=self._tables and step.few), keep)

@@ -130,11 +130,6 @@ class NativeLM(TargetModel):
     def running(self) -> AbstractContextManager[object]:
         return self.engine.lock
 
-    @torch.inference_mode()
-    def forward(self, step: StepIn, cache: SlotCache, keep: Int[Tensor, "M"] | None = None) -> StepOut:
-        with self.running():
-            return self.compute(step, cache, keep)
-
     def compute(self, step: StepIn, cache: SlotCache, keep: Int[Tensor, "M"] | None = None) -> StepOut:
         rows, nodes = step.tokens.shape
         keep = None if keep is None else keep.contiguous()

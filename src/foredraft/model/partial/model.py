@@ -196,8 +196,7 @@ class PartialLM(TargetModel):
     def root_slots(self, bases: Int[Tensor, "B"], rows: Sequence[int]) -> Int[Tensor, "B"]:
         return bases - to_device([self.left_out(row) for row in rows], bases.device)
 
-    @torch.inference_mode()
-    def forward(self, step: StepIn, cache: SlotCache, keep: Int[Tensor, "M"] | None = None) -> StepOut:
+    def compute(self, step: StepIn, cache: SlotCache, keep: Int[Tensor, "M"] | None = None) -> StepOut:
         step = step.within(cache.slots)
         pending: dict[int, _PendingSelection] = {}
         if self._pending:
