@@ -3,13 +3,13 @@
 import math
 from typing import Any, final
 
-from foredraft.bench.measure.recording_drafter import RecordingDrafter
 from foredraft.core.draft import Draft, Verdict
 from foredraft.core.drafter import Drafter, StepOut, View
+from foredraft.drafters.common.wrapper import DrafterWrapper
 
 
 @final
-class Recorder(RecordingDrafter):
+class Recorder(DrafterWrapper):
     """Counts [judged, accepted] of nodes whose parent was accepted.
 
     By node number, and by the draft's probability given the parent, in hundredths.
@@ -20,7 +20,8 @@ class Recorder(RecordingDrafter):
         self._places: dict[int, list[int]] = {}
         self._confidence: dict[int, list[int]] = {}
 
-    def _record(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None:
+    def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None:
+        super().commit(view, draft, verdict, out)
         parents = draft.tree.parents.tolist()
         scores = None if draft.scores is None else draft.scores.tolist()
         for row, path in enumerate(verdict.path.tolist()):

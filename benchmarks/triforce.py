@@ -31,13 +31,13 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import foredraft
-from foredraft.bench.measure.recording_drafter import RecordingDrafter
 from foredraft.core.draft import Draft, Verdict
 from foredraft.core.drafter import Drafter, Plan, Rewindable, StepOut, View
 from foredraft.core.rng import Noise, RandomStream
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.sampling.warp import Warp
 from foredraft.drafters.common.build_context import NestedDrafter
+from foredraft.drafters.common.wrapper import DrafterWrapper
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
 from foredraft.drafters.none import NoDrafter
 from foredraft.drafters.partial import Options as PartialOptions, Partial
@@ -105,7 +105,7 @@ def texts(args: argparse.Namespace, target: str, length: int) -> list[list[int]]
 
 
 @final
-class PeakMemory(RecordingDrafter):
+class PeakMemory(DrafterWrapper):
     """Records the most bytes of the target's cache (``full``) and of the partial copy (``part``)."""
 
     def __init__(self, inner: Drafter, cache: SlotCache) -> None:
@@ -113,7 +113,8 @@ class PeakMemory(RecordingDrafter):
         self.full = self.part = 0
         self._cache = cache
 
-    def _record(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None:
+    def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None:
+        super().commit(view, draft, verdict, out)
         self.full = max(self.full, self._cache.nbytes)
         if isinstance(self._inner, Partial | TriForce):
             self.part = max(self.part, self._inner.partial_bytes)

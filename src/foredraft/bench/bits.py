@@ -14,12 +14,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from foredraft.bench.measure.recording_drafter import RecordingDrafter
 from foredraft.core.draft import Draft, Law, Verdict
 from foredraft.core.drafter import Drafter, Needs, Plan, StepOut, View
 from foredraft.core.errors import OptionError
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.tree import PAD, TokenTree
+from foredraft.drafters.common.wrapper import DrafterWrapper
 from foredraft.drafters.none import NoDrafter
 from foredraft.engine.engine import Engine
 from foredraft.engine.generator import Generator
@@ -185,7 +185,7 @@ def digest(logits: Float[Tensor, "V"]) -> bytes:
 
 
 @final
-class Comparing(RecordingDrafter):
+class Comparing(DrafterWrapper):
     """Compares the logits of every node of each step with plain decoding's."""
 
     def __init__(self, inner: Drafter, plain: PlainDecoding) -> None:
@@ -194,7 +194,8 @@ class Comparing(RecordingDrafter):
         self.positions = self.different = 0
         self.first: tuple[int, int, int, float, float] | None = None
 
-    def _record(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None:
+    def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None:
+        super().commit(view, draft, verdict, out)
         for index, row in enumerate(view.rows):
             history = view.history[index, : view.host_lengths[index]].tolist()
             paths = paths_of(history, draft.tree, index)

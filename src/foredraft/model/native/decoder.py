@@ -131,14 +131,12 @@ def pack_decoder(
     model: PreTrainedModel,
     source: Source,
     precision: Precision,
-    library: c.Library | None = None,
     progress: Callable[[int], None] = lambda layer: None,
 ) -> Decoder:
     """Pack a model's weights, layer by layer.
 
     Args:
         model: gives config and names; its own weights are not read, and may be on the meta device.
-        library: by default the best one of this processor.
         progress: called with the number of each layer before it is packed.
 
     Raises:
@@ -148,7 +146,7 @@ def pack_decoder(
     if reason is not None:
         raise ModelError(f"The native engine cannot run {model.__class__.__name__}: {reason}.")
     shape, family = shape_of(model), FAMILIES[model.config.get_text_config().model_type]
-    library = library or c.library()
+    library = c.library()
     packer = _Packer(library, source, precision, family, set(model.state_dict()))
     outer = (shape.vocabulary, shape.hidden)  # the largest matrices go first, while little else is in memory
     embedding = packer.matrix(["model.embed_tokens.weight"], precision.outer, outer)
