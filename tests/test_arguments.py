@@ -30,10 +30,7 @@ PROMPT = tiny.prompts((9,))[0]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("model, a draft")  # no spec could name it
-    tiny.build("llama", seed=5).save_pretrained(place)
-    tiny.tokenizer(eos="~").save_pretrained(place)
-    return place
+    return tiny.save(tmp_path_factory.mktemp("model, a draft"), "~", seed=5)  # no spec could name this folder
 
 
 @pytest.fixture(scope="module")

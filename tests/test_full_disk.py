@@ -26,10 +26,7 @@ ARMS = {"short": 10, "long": 2000}
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("model")
-    tiny.build("llama", hidden_size=64, intermediate_size=96, head_dim=16).save_pretrained(place)
-    tiny.tokenizer().save_pretrained(place)
-    return place
+    return tiny.save(tmp_path_factory.mktemp("model"), hidden_size=64, intermediate_size=96, head_dim=16)
 
 
 def writer(kind: str, source: Path) -> Write:

@@ -8,6 +8,7 @@ import functools
 import random
 from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle, islice
+from pathlib import Path
 from typing import Any, final
 
 import tokenizers
@@ -161,6 +162,13 @@ def build(name: str = "llama", *, seed: int | None = None, spread: float = 1.5, 
         model.generation_config.eos_token_id = None
         shake(model, spread)
     return model
+
+
+def save(place: Path, eos: str | None = None, *, seed: int | None = None, **changes: Any) -> Path:
+    """Write a tiny Llama and its tokenizer to a folder, for what loads models by path."""
+    build("llama", seed=seed, **changes).save_pretrained(place)
+    tokenizer(eos=eos).save_pretrained(place)
+    return place
 
 
 def four(name: str = "llama") -> PreTrainedModel:

@@ -150,6 +150,11 @@ class Terminal:
     def type(self, keys: str) -> None:
         os.write(self._ours, keys.encode())
 
+    def reply(self, keys: str, prompt: str = "you> ") -> None:
+        """Type when the prompt is there."""
+        self.wait_for(prompt)
+        self.type(keys)
+
     def press(self, key: str, until: str) -> None:
         """Press a key until it has an effect: Python loses a Ctrl-C that comes while ``input`` sets itself up."""
         for _ in range(PATIENCE):
@@ -178,31 +183,24 @@ class Terminal:
 
 def test_a_talk_on_a_terminal(environment, model: Path):
     with Terminal(["chat", "-m", str(model), "-d", "none", *LONG], environment) as terminal:
-        terminal.wait_for("you> ")
-        terminal.type("Hello\n")
+        terminal.reply("Hello\n")
         terminal.wait_for("Hello\r\n")
         terminal.wait_for_text()
         terminal.type("\x03")
         terminal.wait_for(" · interrupted")
-        terminal.wait_for("you> ")
-        terminal.type("/stats\n")
+        terminal.reply("/stats\n")
         terminal.wait_for("1 turn, ")
         terminal.wait_for("you> ")
         terminal.press("\x03", until="Ctrl-D or /quit quits.")
-        terminal.wait_for("you> ")
-        terminal.type("/set max_new_tokens 3\n")
+        terminal.reply("/set max_new_tokens 3\n")
         terminal.wait_for("max_new_tokens 3\r\n")
-        terminal.wait_for("you> ")
-        terminal.type('"""\n')
-        terminal.wait_for("...> ")
-        terminal.type('/of two\\\nlines"""\n')
+        terminal.reply('"""\n')
+        terminal.reply('/of two\\\nlines"""\n', prompt="...> ")
         terminal.wait_for("3 tokens · ")
         terminal.wait_for(" · cut at max_new_tokens")
-        terminal.wait_for("you> ")
-        terminal.type("/nonsense\n")
+        terminal.reply("/nonsense\n")
         terminal.wait_for("Unknown command '/nonsense'")
-        terminal.wait_for("you> ")
-        terminal.type("\x04")
+        terminal.reply("\x04")
         assert terminal.end() == 0
     assert "Traceback" not in terminal.seen
 
@@ -211,15 +209,12 @@ def test_the_arrow_keys_bring_the_lines_of_an_earlier_chat(environment, model: P
     pytest.importorskip("readline")
     chat = ["chat", "-m", str(model), "-d", "none", "--max-new-tokens", "3"]
     with Terminal(chat, environment) as terminal:
-        terminal.wait_for("you> ")
-        terminal.type("What is the time?\n")
+        terminal.reply("What is the time?\n")
         terminal.wait_for("3 tokens")
-        terminal.wait_for("you> ")
-        terminal.type("/quit\n")
+        terminal.reply("/quit\n")
         assert terminal.end() == 0
     with Terminal([*chat, "--quiet"], environment) as terminal:
-        terminal.wait_for("you> ")
-        terminal.type("\x1b[A\x1b[A")
+        terminal.reply("\x1b[A\x1b[A")
         terminal.wait_for("What is the time?")
         terminal.type("\x15/exit\n")
         assert terminal.end() == 0

@@ -8,8 +8,6 @@ import openai
 import pydantic
 import pytest
 import servers
-from langchain_core.tools import tool
-from langchain_openai import ChatOpenAI
 from openai.types.responses import ResponseFunctionToolCall
 
 from foredraft.serve.responses.chat import chat_of
@@ -149,23 +147,6 @@ def test_a_call_is_answered_in_the_next_turn(client: openai.OpenAI, says: Callab
     ]
     says("3")
     assert client.responses.create(model=servers.NAME, input=turns, tools=TOOLS).output_text == "3"
-
-
-def test_langchain_calls_tools_and_answers_them(server: servers.Running, says: Callable[[str], None]):
-    @tool
-    def add(a: int, b: int) -> int:
-        """Add two numbers."""
-        return a + b
-
-    says('<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>')
-    plain: Any = ChatOpenAI(model=servers.NAME, base_url=f"{server.url}/v1", api_key="none", use_responses_api=True)  # type: ignore[arg-type]
-    model = plain.bind_tools([add])
-    asked: Any = [("user", "1 + 2?")]
-    answer: Any = model.invoke(asked)
-    assert [(call["name"], call["args"]) for call in answer.tool_calls] == [("add", {"a": 1, "b": 2})]
-    says("3")
-    assert model.invoke([*asked, answer, add.invoke(answer.tool_calls[0])]).text == "3"
-    assert "".join(part.text for part in model.stream(asked)) == "3"
 
 
 def test_items_become_turns():

@@ -87,17 +87,26 @@ def test_ids_of_calls_follow_from_that_of_the_request(client: openai.OpenAI, say
     assert [call.id for call in answer.choices[0].message.tool_calls or []] == ["call-seven-0-0", "call-seven-0-1"]
 
 
-def test_langchain_calls_tools_and_answers_them(server: servers.Running, says: Callable[[str], None]):
+@pytest.mark.parametrize("responses", [False, True])
+def test_langchain_calls_tools_and_answers_them(server: servers.Running, says: Callable[[str], None], responses: bool):
+    """Over both of OpenAI's interfaces."""
+
     @tool
     def add(a: int, b: int) -> int:
         """Add two numbers."""
         return a + b
 
     says('<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>')
-    model = ChatOpenAI(model=servers.NAME, base_url=f"{server.url}/v1", api_key="none").bind_tools([add])  # type: ignore[arg-type]
+    plain: Any = ChatOpenAI(
+        model=servers.NAME,
+        base_url=f"{server.url}/v1",
+        api_key="none",  # type: ignore[arg-type]
+        use_responses_api=responses,
+    )
+    model = plain.bind_tools([add])
     asked: Any = [("user", "1 + 2?")]
     answer: Any = model.invoke(asked)
     assert [(call["name"], call["args"]) for call in answer.tool_calls] == [("add", {"a": 1, "b": 2})]
     says("3")
-    assert model.invoke([*asked, answer, add.invoke(answer.tool_calls[0])]).content == "3"
-    assert "".join(str(part.content) for part in model.stream(asked)) == "3"
+    assert model.invoke([*asked, answer, add.invoke(answer.tool_calls[0])]).text == "3"
+    assert "".join(part.text for part in model.stream(asked)) == "3"

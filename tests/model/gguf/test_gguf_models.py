@@ -171,10 +171,7 @@ def rewritten(path: Path, tensors: dict[str, np.ndarray], name: str, raw: Any = 
             gguf_files.writer()._add(writer, key, value)
     for key, array in tensors.items():
         writer.add_tensor(key, array, raw_dtype=raw if array.dtype == np.uint8 else None)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    gguf_files.writer()._finish(writer)
     return out
 
 

@@ -24,10 +24,7 @@ Damage = Callable[[Path], object]
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    tiny.build("llama", max_position_embeddings=64).save_pretrained(folder)
-    tiny.tokenizer(eos="~").save_pretrained(folder)
-    return folder
+    return tiny.save(tmp_path_factory.mktemp("model"), "~", max_position_embeddings=64)
 
 
 def head() -> Path:

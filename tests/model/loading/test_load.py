@@ -30,10 +30,7 @@ from foredraft.model.text.tokenizer import Tokenizer
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("model")
-    tiny.build("llama", max_position_embeddings=64).save_pretrained(place)
-    tiny.tokenizer(eos="~").save_pretrained(place)
-    return place
+    return tiny.save(tmp_path_factory.mktemp("model"), "~", max_position_embeddings=64)
 
 
 def refused(name: object, match: str, **options) -> None:
