@@ -3,6 +3,7 @@
 import contextlib
 import shutil
 from pathlib import Path
+from threading import current_thread
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,9 @@ class Counting:
     def read(self, windows: list[int], tokens: Tensor, taps: tuple[int, ...]) -> dict[int, Tensor]:
         self.asked.append(windows)
         return self.live.read(windows, tokens, taps)
+
+    def prefetch(self, windows: list[int], device: torch.device, taps: tuple[int, ...]) -> None:
+        raise AssertionError("the target is asked for what is needed now")
 
 
 def tokens(windows: list[int]) -> Tensor:
@@ -81,6 +85,23 @@ def test_a_lesson_does_not_depend_on_what_was_kept(tmp_path: Path):
     bounded = read(stored(tmp_path / "b", bound=0), [1, 3])
     for tap in TAPS:
         assert torch.equal(first[tap], again[tap]) and torch.equal(first[tap], bounded[tap])
+
+
+def test_states_that_were_read_ahead_are_those_of_their_windows(tmp_path: Path, monkeypatch: Any):
+    source, threads = stored(tmp_path), []
+    read(source, [0, 1, 2, 3])
+    of_disk = source._read_stored
+    monkeypatch.setattr(source, "_read_stored", lambda *a: threads.append(current_thread().name) or of_disk(*a))
+    for ahead, windows, taps in (
+        ([0, 2], [0, 2], TAPS),
+        ([0, 2], [2, 0], TAPS),
+        ([1, 3], [1, 3], (FINAL,)),
+        ([4], [4], TAPS),
+    ):
+        source.prefetch(ahead, torch.device("cpu"), TAPS)
+        assert_right(source, windows, taps)
+    in_thread = [name != "MainThread" for name in threads]
+    assert in_thread == [True, True, False, True, False], "one read for right guesses, another for wrong ones"
 
 
 def test_a_later_run_takes_them_also_for_fewer_taps(tmp_path: Path):

@@ -43,6 +43,9 @@ class Poisoned:
         factor = float("nan") if self._reads == 3 else 1.0
         return {tap: states * factor for tap, states in self._live.read(windows, tokens, taps).items()}
 
+    def prefetch(self, windows: list[int], device: torch.device, taps: tuple[int, ...]) -> None:
+        pass
+
 
 def texts(source: Any = None) -> TrainBatches:
     """Forty windows of random tokens that all count."""

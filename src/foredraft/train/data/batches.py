@@ -22,6 +22,9 @@ class HiddenStateSource(Protocol):
 
     def read(self, windows: list[int], tokens: Tensor, taps: tuple[int, ...]) -> dict[int, Tensor]: ...
 
+    def prefetch(self, windows: list[int], device: torch.device, taps: tuple[int, ...]) -> None:
+        """What the next ``read`` will ask for; the source may begin."""
+
 
 class TrainBatches:
     """Batches by number. Each epoch has its own order, drawn from the seed.
@@ -58,9 +61,15 @@ class TrainBatches:
         """Batch ``number`` for the process ``share = (index, number of processes)``."""
         index, processes = share
         first = (number * processes + index) * options.batch
-        windows = [self._window(place, options.seed) for place in range(first, first + options.batch)]
-        batch = self._read(windows, options.seed + 1_000_003 * (number * processes + index) + 1, self._taps)
+        batch = self._read(
+            self._windows(first, options), options.seed + 1_000_003 * (number * processes + index) + 1, self._taps
+        )
+        if self._taps:
+            self._source.prefetch(self._windows(first + processes * options.batch, options), self.device, self._taps)
         return replace(batch, progress=number // options.accumulate / self.steps(options, processes))
+
+    def _windows(self, first: int, options: Any) -> list[int]:
+        return [self._window(place, options.seed) for place in range(first, first + options.batch)]
 
     def held_out(self, count: int, taps: tuple[int, ...] | None = None) -> list[TrainBatch]:
         """Held-out batches of one window each; ``taps`` defaults to the recipe's."""
@@ -98,3 +107,6 @@ class LiveFeatures:
         with self._autocast():
             states = self._target.read(tokens, taps)
         return {tap: each.to(torch.bfloat16).float() for tap, each in states.items()}
+
+    def prefetch(self, windows: list[int], device: torch.device, taps: tuple[int, ...]) -> None:
+        """Nothing: the target's time is the training's."""
