@@ -132,13 +132,7 @@ def address(
         tokens, slots, positions = (each[:, start:] for each in (tokens, slots, positions))
         on_path = None if on_path is None else on_path[:, start:]
     end = slots + 1 if on_path is None else root
-    visible = {}
-    for kind, bound in layout.kinds.items():
-        begin, seen = None, on_path
-        if bound is not None:
-            begin = _begin(positions, bound, kind in layout.chunked)
-            seen = seen if seen is None else seen & (placed[:, None] >= begin[..., None])
-        visible[kind] = Visible(begin, end, root, seen)
+    visible = _visible(layout, positions, placed, end, root, on_path)
     if used_slots > max_position:
         positions = positions.clamp(max=max_position - 1)
     return StepIn(tokens, positions, slots, visible, tuple(rows), kv_extent_of(used_slots, device))
@@ -166,11 +160,7 @@ def address_segments(
     slots = (first_slot + torch.arange(nodes, device=device)).expand_as(tokens)
     segment = (roots[:, :, None] == roots[:, None]) & (positions[:, None] <= positions[:, :, None])
     end = roots.clamp(0, first_slot)
-    visible = {}
-    for kind, bound in layout.kinds.items():
-        begin = None if bound is None else _begin(positions, bound, kind in layout.chunked)
-        seen = segment if begin is None else segment & (positions[:, None] >= begin[..., None])
-        visible[kind] = Visible(begin, end, slots[:, :1], seen)
+    visible = _visible(layout, positions, positions, end, slots[:, :1], segment)
     return StepIn(tokens, positions, slots, visible, tuple(rows), kv_extent_of(first_slot + nodes, device))
 
 
@@ -187,8 +177,21 @@ def _words(tree: Bool[Tensor, "B N T"]) -> Int[Tensor, "B N W"]:
     return (padded.long() << torch.arange(WORD, device=tree.device)).sum(-1)
 
 
-def _begin(positions: Int[Tensor, "B N"], bound: int, chunked: bool) -> Int[Tensor, "B N"]:
-    """The first position that each node attends to."""
-    if chunked:
-        return torch.div(positions, bound, rounding_mode="floor") * bound
-    return positions - (bound - 1)
+def _visible(
+    layout: Layout,
+    positions: Int[Tensor, "B N"],
+    placed: Int[Tensor, "B T"],
+    end: Int[Tensor, "B #N"],
+    base: Int[Tensor, "B 1"],
+    tree: Bool[Tensor, "B N T"] | None,
+) -> dict[str, Visible]:
+    """What nodes attend to, by layer type: no more of ``tree``, whose columns are at ``placed``, than the windows."""
+    visible = {}
+    for kind, bound in layout.kinds.items():
+        begin, seen = None, tree
+        if bound is not None:
+            chunked = kind in layout.chunked
+            begin = positions.div(bound, rounding_mode="floor") * bound if chunked else positions - (bound - 1)
+            seen = None if tree is None else tree & (placed[:, None] >= begin[..., None])
+        visible[kind] = Visible(begin, end, base, seen)
+    return visible
