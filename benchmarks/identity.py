@@ -13,7 +13,6 @@ Hydra has no bundled head and drafts with an untrained one.
 """
 
 import argparse
-import functools
 import itertools
 import json
 import sys
@@ -25,14 +24,13 @@ from typing import Any
 
 import torch
 from origin import provenance
+from seeded_texts import SeededTexts
 
 import foredraft
 from foredraft.bench.check import differences, draft_always
 from foredraft.bench.prompts import standard_prompts
-from foredraft.core.sampling.params import SamplingParams
 from foredraft.drafters import METHODS
 from foredraft.engine.generator import Generator
-from foredraft.engine.request import Sequence as Request
 from foredraft.heads.formats.save import default_format, save_head
 from foredraft.model.hf.causal_lm import CausalLM
 from foredraft.train.heads.init import new_hydra
@@ -67,41 +65,15 @@ SPECS = {
 TEMPERATURES, ROWS, POLICIES = (0.3, 0.7, 1.0, 1.3), (8, 3, 1), ("auto", "constant")
 TEXTS = (29, 16, 12)
 """Of a cell, by its rows: fewer where each takes more time."""
+_MOST = 40
+"""Texts of a group, from which a cell takes the first."""
 Key = tuple[int, str, str, float]
 """Rows, policy, method, temperature."""
 GROUPS = 8
 """So many times the texts of a cell are drawn by plain decoding for each temperature; methods take them in turn."""
 
 
-class Texts:
-    """Texts of ``new_tokens`` tokens, ``MOST`` in a group; a text's number gives its prompt and its seed."""
-
-    MOST = 40
-
-    def __init__(self, plain: Generator, new_tokens: int) -> None:
-        self._plain = plain
-        self._new_tokens = new_tokens
-        self._prompts = [each.prompt for each in standard_prompts() + standard_prompts(chat=True)]
-
-    def run(self, generator: Generator, temperature: float, group: int, count: int) -> list[Request]:
-        """The first texts of a group, submitted at once."""
-        sequences: list[Request] = []
-        for seed in range(group * self.MOST, group * self.MOST + count):
-            prompt = self._prompts[seed % len(self._prompts)]
-            params = SamplingParams(
-                max_new_tokens=self._new_tokens, eos_token_id=(), temperature=temperature, seed=seed
-            )
-            sequences += generator.submit([prompt], params)
-        generator.engine.run(sequences)
-        return sequences
-
-    @functools.cache  # noqa: B019 - one object a process
-    def plain(self, temperature: float, group: int, count: int) -> list[Request]:
-        """Plain decoding's texts of a group."""
-        return self.run(self._plain, temperature, group, count)
-
-
-def cell(generator: Generator, texts: Texts, temperature: float, group: int, count: int) -> dict[str, Any]:
+def cell(generator: Generator, texts: SeededTexts, temperature: float, group: int, count: int) -> dict[str, Any]:
     """Compare the first texts of a group."""
     plain, begun = texts.plain(temperature, group, count), time.perf_counter()
     found = texts.run(generator, temperature, group, count)
@@ -122,7 +94,8 @@ def cell(generator: Generator, texts: Texts, temperature: float, group: int, cou
 def cells(done: set[Key], methods: list[str], texts: list[int], new_tokens: int) -> Iterator[dict[str, Any]]:
     """The cells that are not done."""
     plain = foredraft.load("sample", "none", dtype="float32", device="cpu")
-    made, counts = Texts(plain, new_tokens), dict(zip(ROWS, texts, strict=True))
+    prompts = [each.prompt for each in standard_prompts() + standard_prompts(chat=True)]
+    made, counts = SeededTexts(plain, prompts, new_tokens, _MOST), dict(zip(ROWS, texts, strict=True))
     with tempfile.TemporaryDirectory() as folder:
         hydra = untrained_hydra(plain, folder)
         for number, (rows, policy, method) in enumerate(itertools.product(ROWS, POLICIES, methods)):

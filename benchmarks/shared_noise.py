@@ -11,7 +11,6 @@ was, and a longer one adds rounds. ``--methods`` runs some pairs alone.
 """
 
 import argparse
-import functools
 import itertools
 import json
 import random
@@ -25,12 +24,11 @@ from typing import Any
 import torch
 from origin import origin_line, provenance
 from reading import markdown_table, read
+from seeded_texts import SeededTexts
 
 import foredraft
 from foredraft.bench.check import draft_always
 from foredraft.bench.prompts import read_prompts, standard_prompts
-from foredraft.core.sampling.params import SamplingParams
-from foredraft.engine.generator import Generator
 
 RESULTS = Path(__file__).resolve().parent / "results" / "shared_noise.jsonl"
 SHARED = "shared noise"
@@ -73,37 +71,12 @@ PAIRS = (
 """Trees drawn for a ratio rule are static; beside OPT-Tree's, Sequoia's is drawn. There is no bundled head of Hydra."""
 
 
-class Texts:
-    """The prompts of each round, and plain decoding's texts of them."""
-
-    def __init__(self, plain: Generator, args: argparse.Namespace) -> None:
-        self._plain = plain
-        self._count = args.texts
-        self._new_tokens = args.new_tokens
-        files = [read_prompts(path, chat=True) for path in args.prompts] or [standard_prompts(chat=True)]
-        self._prompts = [each.prompt for some in zip(*files, strict=False) for each in some]
-
-    def run(self, generator: Generator, temperature: float, number: int) -> list[Any]:
-        """The texts of a round; the number of a text gives its prompt and its seed."""
-        sequences: list[Any] = []
-        for seed in range(number * self._count, (number + 1) * self._count):
-            params = SamplingParams(
-                max_new_tokens=self._new_tokens, eos_token_id=(), temperature=temperature, seed=seed
-            )
-            sequences += generator.submit([self._prompts[seed % len(self._prompts)]], params)
-        generator.engine.run(sequences)
-        return sequences
-
-    @functools.cache  # noqa: B019 - one object a process
-    def plain(self, temperature: float, number: int) -> list[list[int]]:
-        """Plain decoding's."""
-        return [each.tokens for each in self.run(self._plain, temperature, number)]
-
-
 def cells(args: argparse.Namespace, done: set[Cell]) -> Iterator[dict[str, Any]]:
     """The cells that are not done."""
     plain = foredraft.load(args.target, "none", dtype="float32", device="cpu", max_batch_size=args.texts)
-    texts, bundled = Texts(plain, args), args.target == "sample"
+    files = [read_prompts(path, chat=True) for path in args.prompts] or [standard_prompts(chat=True)]
+    prompts = [each.prompt for some in zip(*files, strict=False) for each in some]
+    texts, bundled = SeededTexts(plain, prompts, args.new_tokens, args.texts), args.target == "sample"
     pairs = [pair for pair in PAIRS if pair.name in args.methods and (bundled or "{draft}" in pair.spec)]
     specs = [arm for pair in pairs for arm in pair.arms()]
     specs = sorted(dict.fromkeys(specs), key=lambda arm: arm[1] == SHARED)
@@ -117,13 +90,14 @@ def cells(args: argparse.Namespace, done: set[Cell]) -> Iterator[dict[str, Any]]
         for key in keys:
             if key in done:
                 continue
-            found, wanted = texts.run(generator, key[3], number), texts.plain(key[3], number)
+            found = texts.run(generator, key[3], number, args.texts)
+            wanted = texts.plain(key[3], number, args.texts)
             yield {
                 "kind": "cell",
                 **dict(zip(("target", "spec", "rule", "temperature", "round"), key, strict=True)),
                 "nodes": generator.engine.drafter.needs.max_nodes,
                 "texts": [[len(each.tokens), each.stats.target_forwards] for each in found],
-                "differ": sum(each.tokens != text for each, text in zip(found, wanted, strict=True)),
+                "differ": sum(each.tokens != plain.tokens for each, plain in zip(found, wanted, strict=True)),
             }
         generator.close()
 
