@@ -13,7 +13,8 @@ from foredraft.core.drafter import Plan, View
 from foredraft.drafters.bandit import Arm, Bandit, Options, Ucb
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
 from foredraft.drafters.prompt_lookup import Options as LookupOptions, PromptLookup
-from foredraft.engine.policy import Constant
+from foredraft.engine.generator import Generator
+from foredraft.engine.policy import Constant, Policy
 from foredraft.model.hf.causal_lm import CausalLM
 
 
@@ -113,11 +114,16 @@ class Resting(Constant):
         return super().plan(view, limits)
 
 
+def timed(clock: Clock, hold: int, policy: Policy) -> Generator:
+    """Look-ups as the only arm."""
+    drafter = Bandit(Options(hold=hold, exploration=0.0), [Arm(PromptLookup(LookupOptions()))], clock)
+    return tiny.generator(CausalLM(tiny.build("llama")), drafter, policy)
+
+
 def test_time_between_two_texts_is_nobodys(monkeypatch: pytest.MonkeyPatch):
     """One text after another, each in row 0: what the reader of the first does meanwhile is not the arm's time."""
     counted, clock = watch(monkeypatch), Clock(2.0)
-    drafter = Bandit(Options(hold=3, exploration=0.0), [Arm(PromptLookup(LookupOptions()))], clock)
-    g = tiny.generator(CausalLM(tiny.build("llama")), drafter, Constant(3))
+    g = timed(clock, 3, Constant(3))
     for _ in range(4):
         g.generate(tiny.prompts((9,))[0] * 3, max_new_tokens=8)
         clock.wait(1000.0)
@@ -126,8 +132,7 @@ def test_time_between_two_texts_is_nobodys(monkeypatch: pytest.MonkeyPatch):
 
 def test_a_rest_is_nobodys_time(monkeypatch: pytest.MonkeyPatch):
     counted, clock = watch(monkeypatch), Clock(2.0)
-    drafter = Bandit(Options(hold=4, exploration=0.0), [Arm(PromptLookup(LookupOptions()))], clock)
-    g = tiny.generator(CausalLM(tiny.build("llama")), drafter, Resting(3, clock))
+    g = timed(clock, 4, Resting(3, clock))
     g.generate(tiny.prompts((9,))[0] * 3, max_new_tokens=60)
     assert len(counted) > 6 and {seconds for _, _, seconds in counted} == {2.0, 4.0}
 
@@ -135,10 +140,10 @@ def test_a_rest_is_nobodys_time(monkeypatch: pytest.MonkeyPatch):
 def test_a_draft_that_was_never_judged_is_forgotten_with_its_text(monkeypatch: pytest.MonkeyPatch):
     """A step fails after it was drafted; the next text begins with a plain one."""
     counted, clock = watch(monkeypatch), Clock(2.0)
-    drafter = Bandit(Options(hold=2, exploration=0.0), [Arm(PromptLookup(LookupOptions()))], clock)
-    g = tiny.generator(CausalLM(tiny.build("llama")), drafter, Constant(3))
+    g = timed(clock, 2, Constant(3))
     prompt = tiny.prompts((9,))[0] * 3
-    drafter._left = 1  # every step counts
+    assert isinstance(g.engine.drafter, Bandit)
+    g.engine.drafter._left = 1  # every step counts
     with monkeypatch.context() as patch:
         patch.setattr("foredraft.engine.tail.verify", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):

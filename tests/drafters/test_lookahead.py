@@ -200,6 +200,13 @@ def test_it_is_the_algorithm_step_by_step(options: Options, model: Model):
                 assert pooled(drafter, row) == each.pool.ngrams
 
 
+def admitted(options: Options, text: list[int]) -> Lookahead:
+    """With one row, of this text."""
+    drafter = Lookahead(options, CPU)
+    drafter.admit(0, torch.tensor(text[:-1]), {})
+    return drafter
+
+
 def test_levels_fill_and_ngrams_come_as_published():
     """The published window in its own shape: level 0 is W + N - 3 long at first, and each step fills a level.
 
@@ -208,8 +215,7 @@ def test_levels_fill_and_ngrams_come_as_published():
     options = Options(window_size=4, ngram_size=5, guess_set_size=3)
     width, size = options.window_size, options.ngram_size
     text = prompts(7)[0]
-    drafter = Lookahead(options, CPU)
-    drafter.admit(0, torch.tensor(text[:-1]), {})
+    drafter = admitted(options, text)
     levels = [[guess(text, len(text) + i) for i in range(width + size - 3)]]
     pool: set[tuple[int, ...]] = set()
     for _ in range(12):
@@ -234,9 +240,8 @@ def test_levels_fill_and_ngrams_come_as_published():
 def test_a_filling_step_is_a_chain():
     """At first all columns guess alike, so that the window costs W + N - 3 nodes and no more."""
     options = Options(window_size=4, ngram_size=5, guess_set_size=3)
-    drafter = Lookahead(options, CPU)
     text = prompts(30)[0]
-    drafter.admit(0, torch.tensor(text[:-1]), {})
+    drafter = admitted(options, text)
     draft, _ = run_step(drafter, chaotic, tiny.view([text], vocab=VOCAB), [drafter.needs.longest])
     assert int(draft.tree.valid.sum()) == 1 + 4 + 5 - 3
 
@@ -244,9 +249,8 @@ def test_a_filling_step_is_a_chain():
 def test_ngrams_are_the_targets_own():
     """Prompts and first guesses are of tokens that the model never says: in n-grams these are keys at most."""
     options = Options(window_size=6, ngram_size=4, guess_set_size=4)
-    drafter = Lookahead(options, CPU)
     text = prompts(9)[0]
-    drafter.admit(0, torch.tensor(text[:-1]), {})
+    drafter = admitted(options, text)
     count = 0
     for _ in range(30):
         _, (emitted,) = run_step(drafter, wandering, tiny.view([text], vocab=VOCAB), [drafter.needs.longest])
@@ -258,9 +262,8 @@ def test_ngrams_are_the_targets_own():
 
 def lengths_on(options: Options, model: Model, steps: int) -> list[int]:
     """Tokens that each step gives."""
-    drafter = Lookahead(options, CPU)
     text = prompts(5)[0]
-    drafter.admit(0, torch.tensor(text[:-1]), {})
+    drafter = admitted(options, text)
     lengths = []
     for _ in range(steps):
         _, (emitted,) = run_step(drafter, model, tiny.view([text], vocab=VOCAB), [drafter.needs.longest])
@@ -317,8 +320,7 @@ def test_columns_that_wait_hold_what_is_guessed_for_their_places(most: int):
 
 def begun(options: Options, text: list[int]) -> tuple[Lookahead, View, Draft]:
     """A drafter that has been asked once."""
-    drafter = Lookahead(options, CPU)
-    drafter.admit(0, torch.tensor(text[:-1]), {})
+    drafter = admitted(options, text)
     view = tiny.view([text], vocab=VOCAB)
     return drafter, view, drafter.propose(view, Plan((drafter.needs.longest,)))
 

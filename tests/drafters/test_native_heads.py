@@ -127,6 +127,14 @@ def run(
     return drafts
 
 
+def check_same(found: dict[Any, Any], expected: dict[Any, Any]) -> None:
+    """The same drafts, up to the rounding of scores."""
+    assert found.keys() == expected.keys() and len(found) > 30
+    for key, (tokens, parents, scores) in found.items():
+        assert (tokens, parents) == expected[key][:2]
+        assert scores == pytest.approx(expected[key][2], abs=1e-4)
+
+
 def eagle(net: Any) -> Eagle3Drafter:
     return Eagle3Drafter(Options(nodes=9, depth=4, top_k=3), net)
 
@@ -139,11 +147,7 @@ def test_trees_of_one_call_are_those_of_the_reference(
     target, net, _ = quantised(kind, 8)
     found = run(target, eagle(net), 3, heat)
     monkeypatch.setattr(Warp, "scales_only", property(lambda self: False))
-    expected = run(target, eagle(net), 3, heat)
-    assert found.keys() == expected.keys() and len(found) > 30
-    for key, (tokens, parents, scores) in found.items():
-        assert (tokens, parents) == expected[key][:2]
-        assert scores == pytest.approx(expected[key][2], abs=1e-4)
+    check_same(found, run(target, eagle(net), 3, heat))
 
 
 @pytest.mark.parametrize("heat", [(0.0,), (0.8, 1.3)], ids=["greedy", "sampled"])
@@ -183,8 +187,4 @@ def test_guesses_are_ranked_as_in_torch(monkeypatch: pytest.MonkeyPatch, spec: s
         if not kernel:
             monkeypatch.setattr(Truncation, "cuts", property(lambda self: True))
         drafts.append(run(target, drafter, 3, heat))
-    found, expected = drafts
-    assert found.keys() == expected.keys() and len(found) > 30
-    for key, (tokens, parents, scores) in found.items():
-        assert (tokens, parents) == expected[key][:2]
-        assert scores == pytest.approx(expected[key][2], abs=1e-4)
+    check_same(*drafts)

@@ -1,7 +1,7 @@
 """Files of every format by hand: names and shapes as heads.md lists them, written out here and nowhere taken from."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -147,31 +147,32 @@ def medusa_shapes(heads: int = 3, layers: int = 1, prefix: str = "", own: bool =
     return found
 
 
-def hydra_shapes(heads: int = 2) -> dict[str, tuple[int, ...]]:
-    """Section 1.6, mlp, one layer."""
+def hydra_shapes(
+    heads: int = 2, first: int = 0, later: Sequence[int] = (), output: str = ""
+) -> dict[str, tuple[int, ...]]:
+    """Section 1.6, mlp, one layer; with others' indices, more layers."""
     found: dict[str, tuple[int, ...]] = {}
     for i in range(heads):
         for part in ("linear", "res_connection"):
-            found |= {f"hydra_mlp.{i}.0.{part}.weight": (H, (i + 2) * H), f"hydra_mlp.{i}.0.{part}.bias": (H,)}
-        found |= {f"hydra_lm_head.{i}.weight": (V, H), f"hydra_lm_head.{i}.bias": (V,)}
+            found |= {
+                f"hydra_mlp.{i}.{first}.{part}.weight": (H, (i + 2) * H),
+                f"hydra_mlp.{i}.{first}.{part}.bias": (H,),
+            }
+        for place in later:
+            found |= {f"hydra_mlp.{i}.{place}.linear.weight": (H, H), f"hydra_mlp.{i}.{place}.linear.bias": (H,)}
+        found |= {f"hydra_lm_head.{i}.{output}weight": (V, H), f"hydra_lm_head.{i}.{output}bias": (V,)}
     return found
 
 
 def hydra_plus_shapes(heads: int = 2) -> dict[str, tuple[int, ...]]:
     """Section 1.6, prefix-mlp, four layers: index 0 is a Dropout, the further blocks stand at 3, 5 and 7."""
-    found: dict[str, tuple[int, ...]] = {
+    return {
         "prefix_embeding_layer.embed_tokens.weight": (V, H),
         **layer_shapes("prefix_embeding_layer.layers.0."),
         "prefix_embeding_layer.layers.0.input_layernorm.weight": (H,),
         "prefix_embeding_layer.norm.weight": (H,),
+        **hydra_shapes(heads, 1, (3, 5, 7), "1."),
     }
-    for i in range(heads):
-        for part in ("linear", "res_connection"):
-            found |= {f"hydra_mlp.{i}.1.{part}.weight": (H, (i + 2) * H), f"hydra_mlp.{i}.1.{part}.bias": (H,)}
-        for place in (3, 5, 7):
-            found |= {f"hydra_mlp.{i}.{place}.linear.weight": (H, H), f"hydra_mlp.{i}.{place}.linear.bias": (H,)}
-        found |= {f"hydra_lm_head.{i}.1.weight": (V, H), f"hydra_lm_head.{i}.1.bias": (V,)}
-    return found
 
 
 def tied(tensors: dict[str, Tensor], pairs: Mapping[str, str]) -> dict[str, Tensor]:
