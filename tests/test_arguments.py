@@ -23,6 +23,7 @@ from foredraft.drafters import METHODS
 from foredraft.heads.formats.tuned import Tuned, write_tuned
 from foredraft.model.loading.bundled import resolve
 from foredraft.model.loading.load import unwrapped
+from foredraft.model.loading.placement import as_device
 from foredraft.model.loading.tokenizers import as_tokenizer
 
 PROMPT = tiny.prompts((9,))[0]
@@ -113,8 +114,11 @@ def test_a_target_is_a_path_a_model_wrapped_or_not_or_a_generator(
 
 
 def test_a_generator_brings_its_tokenizer_along(folder: Path):
-    with pytest.raises(ModelError, match="Cannot load a tokenizer from"):
+    with pytest.raises(ModelError, match="There is no tokenizer folder '.*nothing'"):
         foredraft.load(tiny.build(), tokenizer=folder / "nothing")
+    (folder / "empty").mkdir()
+    with pytest.raises(ModelError, match="Cannot load a tokenizer from"):
+        foredraft.load(tiny.build(), tokenizer=folder / "empty")
     g = foredraft.load(tiny.build(), tokenizer=folder)
     assert g.tokenizer is not None and foredraft.load(g).tokenizer is g.tokenizer
     assert g.generate("AB", max_new_tokens=2).text
@@ -181,6 +185,37 @@ def test_a_generator_that_nobody_else_has_is_shared_until_it_is_loaded(wanted: l
 def test_sizes_are_whole_numbers(name: str, value: Any, plain: foredraft.Generator):
     with pytest.raises(OptionError, match=f"{name} must be a whole number, 1 or more, not "):
         foredraft.load(plain, "none", **{name: value})
+    with pytest.raises(OptionError, match=f"{name} must be a whole number of 64 bits, not 9223372036854775808"):
+        foredraft.load(plain, "none", **{name: 2**63})
+
+
+@pytest.mark.parametrize("name", ["fast", "exact", "compile", "cuda_graphs", "prefix_cache"])
+@pytest.mark.parametrize("value", ["no", 0, None])
+def test_switches_are_true_or_false(name: str, value: Any, plain: foredraft.Generator):
+    with pytest.raises(OptionError, match=f"{name} must be True or False, not {value!r}"):
+        foredraft.load(plain, "none", **{name: value})
+
+
+@pytest.mark.parametrize("name", ["model_options", "draft_options"])
+@pytest.mark.parametrize("value", [7, "revision", ["revision"]])
+def test_options_of_from_pretrained_are_mappings(name: str, value: Any, plain: foredraft.Generator):
+    with pytest.raises(OptionError, match=f"{name} must be a mapping such as .*revision.*, not {value!r}".replace("[", r"\[")):
+        foredraft.load(plain, "none", **{name: value})
+
+
+def test_a_policy_is_an_object(plain: foredraft.Generator):
+    with pytest.raises(OptionError, match="policy must be an object of a class derived from Policy, not 'constant'"):
+        foredraft.load(plain, "none", policy="constant")  # type: ignore[arg-type]
+
+
+def test_a_reason_of_torch_is_one_sentence(monkeypatch: pytest.MonkeyPatch):
+    def fails(*args: Any, **given: Any) -> None:
+        raise NotImplementedError("Could not run 'aten::empty'. This could be because ... 'aten::empty' is available")
+
+    monkeypatch.setattr(torch, "empty", fails)
+    with pytest.raises(OptionError) as error:
+        as_device("mps")
+    assert str(error.value) == "Cannot use the device 'mps': Could not run 'aten::empty'."
 
 
 def test_the_layers_of_an_adapter_are_not_packed():

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 import foredraft
-from foredraft.engine.generator import Result
+from foredraft.engine.generator import Generator, Result
 from foredraft.engine.policy import Constant
+from foredraft.model.native.linear import NativeLinear
 from native import needs_compiler
 
 SHIPPED = json.loads((Path(__file__).parent / "acceptance.json").read_text("utf-8"))
@@ -40,10 +41,15 @@ EVERY = pytest.mark.parametrize(
 """Heads in float32 on transformers, and in int8 on the native engine."""
 
 
-@functools.cache
-def results(weights: str, spec: str, temperature: str) -> list[Result]:
+def loaded(weights: str, spec: str, fast: bool = True) -> Generator:
+    """``fast`` False: heads stay in float32 also beside a quantised target."""
     precision = {"dtype": "float32"} if weights == "float32" else {"weights": weights}
-    g = foredraft.load("sample", spec, device="cpu", **precision)
+    return foredraft.load("sample", spec, device="cpu", fast=fast, **precision)
+
+
+@functools.cache
+def results(weights: str, spec: str, temperature: str, fast: bool = True) -> list[Result]:
+    g = loaded(weights, spec, fast)
     options = {"max_new_tokens": 64, "min_new_tokens": 64, "temperature": float(temperature), "seed": 0}
     if spec == "none":
         return g.batch(PROMPTS, **options)
@@ -52,12 +58,29 @@ def results(weights: str, spec: str, temperature: str) -> list[Result]:
     return fixed.batch(PROMPTS, **options)
 
 
+def length(found: list[Result]) -> float:
+    """Tokens per forward."""
+    return sum(len(r.tokens) for r in found) / sum(r.stats.target_forwards for r in found)
+
+
 @pytest.mark.slow
 @EVERY
 def test_the_bundled_heads_accept_as_much_as_when_they_were_shipped(weights: str, spec: str, temperature: str):
-    said = results(weights, spec, temperature)
-    length = sum(len(r.tokens) for r in said) / sum(r.stats.target_forwards for r in said)
-    assert length > 0.97 * SHIPPED[weights][spec][temperature]
+    assert length(results(weights, spec, temperature)) > 0.97 * SHIPPED[weights][spec][temperature]
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("temperature", ["0", "1"])
+@pytest.mark.parametrize("spec", [spec for spec in SHIPPED["int8"] if spec.startswith(("eagle", "medusa", "blockwise"))])
+def test_heads_in_int8_accept_as_much_as_the_same_heads_in_floats(spec: str, temperature: str):
+    """For one target, which is in int8 both times."""
+    for fast in (True, False):
+        modules = loaded("int8", spec, fast).engine.drafter._net.modules()
+        assert any(isinstance(module, NativeLinear) for module in modules) == fast
+    kernels, floats = (results("int8", spec, temperature, fast) for fast in (True, False))
+    assert [r.tokens for r in kernels] == [r.tokens for r in floats]
+    assert length(kernels) > 0.98 * length(floats)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from foredraft.compose.drafters import DrafterBuilder
 from foredraft.compose.options import LoadOptions as LoadOptions
 from foredraft.compose.spec import Spec
 from foredraft.core.drafter import Drafter
-from foredraft.core.errors import DrafterError, ModelError, OptionError
+from foredraft.core.errors import DrafterError, ModelError, OptionError, shown
 from foredraft.core.sampling.params import check_known
 from foredraft.core.verify import RULES, check_legal
 from foredraft.drafters.predicted import PredictedOutputs
@@ -70,6 +70,11 @@ def load(given: _One) -> Generator:
     Raises:
         UsageError: an argument is invalid; the message says why and what to do.
     """
+    if not isinstance(given.policy, (Policy, type(None))):
+        raise OptionError(
+            f"policy must be an object of a class derived from Policy, not {shown(given.policy)}: to set a schedule, "
+            "give the drafter num_assistant_tokens_schedule."
+        )
     return build_generators(given.target, [given.drafter], given, given.policy)[0]
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from foredraft.core.errors import OptionError
+from foredraft.core.errors import OptionError, shown
 from foredraft.core.sampling.params import check_count
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ else:  # names, as on the command line, which starts without torch
     Dtype = Device = str
 
 _COUNTS = ("max_batch_size", "kv_cache_memory_bytes", "max_prefill_tokens", "tensor_parallel")
+_MAPPINGS = ("model_options", "draft_options")
 _KNOWN = {"weights": ("int4", "int8", "auto"), "kv_cache_dtype": ("float16", "int8")}
 _PYTHON: Mapping[str, Any] = {"flag": False}
 """Metadata of options for Python only: neither flags nor keys of files."""
@@ -54,6 +55,10 @@ class SharedOptions:
                 check_count(name, value)
             if name in _KNOWN and value not in _KNOWN[name]:
                 raise OptionError(f"Unknown {name} {value!r}. Known: {', '.join(_KNOWN[name])}.")
+            if isinstance(each.default, bool) and not isinstance(value, bool):
+                raise OptionError(f"{name} must be True or False, not {shown(value)}.")
+            if name in _MAPPINGS and not isinstance(value, Mapping):
+                raise OptionError(f"{name} must be a mapping such as {{'revision': 'v2'}}, not {shown(value)}.")
 
     def for_loading(self) -> "LoadOptions":
         """These options; what they do not have keeps its default."""

@@ -11,6 +11,7 @@ import foredraft
 from foredraft.core.errors import DrafterError, ModelError, OptionError
 from foredraft.engine.policy import Constant
 from foredraft.model.hf.causal_lm import CausalLM
+from foredraft.model.loading import quantised
 from foredraft.model.native import build as native_build, library as native_library
 from foredraft.model.native.model import NativeLM
 from native import needs_compiler, on_native
@@ -38,6 +39,24 @@ def test_drafts_give_the_output_of_plain_decoding(model, weights, temperature):
         found = foredraft.load(plain, drafter, policy=Constant(6))
         assert [result.tokens for result in found.generate(asked, **options)] == expected
         assert [found.generate(prompt, **options).tokens for prompt in asked] == alone
+
+
+def test_weights_are_packed_in_one_thread(model, monkeypatch: pytest.MonkeyPatch):
+    """OpenMP's threads wait for each other after every small operator where other programs use the cores."""
+    counts, read = [], quantised.source_of
+
+    def watched(model):
+        source = read(model)
+        return lambda name: (counts.append(torch.get_num_threads()), source(name))[1]
+
+    monkeypatch.setattr(quantised, "source_of", watched)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        foredraft.load(model, "none", weights="int4")
+        assert len(counts) > 10 and set(counts) == {1} and torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("spec", ["draft_model", "draft_model,branching=2x2"])

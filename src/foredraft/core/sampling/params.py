@@ -163,8 +163,10 @@ def check_options(options: Mapping[str, Any]) -> None:
 def check_count(name: str, value: object, most: int = 2**63 - 1) -> None:
     """Raise an ``OptionError`` unless the value is an integer from 1 to ``most``."""
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-        upper = "" if most >= 2**63 - 1 else f" and at most {most}"
-        raise OptionError(f"{name} must be a whole number, 1 or more{upper}, not {shown(value)}.")
+        range_ = "a whole number, 1 or more" if most >= 2**63 - 1 else f"a whole number, 1 or more and at most {most}"
+        if isinstance(value, int) and value > most >= 2**63 - 1:
+            range_ = "a whole number of 64 bits"
+        raise OptionError(f"{name} must be {range_}, not {shown(value)}.")
 
 
 def check_sizes(name: str, values: Sequence[Sequence[Any]], most: int, longest: int, unit: str) -> None:

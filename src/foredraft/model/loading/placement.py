@@ -37,7 +37,8 @@ def as_device(name: str | torch.device) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, TypeError) as error:
-        raise OptionError(f"Cannot use the device {str(name)!r}: {first_line(error)}") from error
+        reason = first_line(error).partition(". ")[0].rstrip(".")
+        raise OptionError(f"Cannot use the device {str(name)!r}: {reason}.") from error
     return device
 
 

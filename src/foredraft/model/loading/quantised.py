@@ -23,6 +23,7 @@ from foredraft.model.native.library import library
 from foredraft.model.native.model import NativeLM
 from foredraft.model.native.probe import dequantised, deviation
 from foredraft.model.native.weights import PRECISIONS, Codes
+from foredraft.model.threads import operators_in_one_thread
 
 _log = logging.getLogger(__name__)
 
@@ -130,10 +131,11 @@ def native_model(
     trim_heap()  # of what config and tokenizer took to read
     precision = PRECISIONS["int8" if weights == "auto" else weights]
     source = source_for(model, precision.name, weights_of)
-    decoder = pack_decoder(model, source, precision, progress=lambda layer: trim_heap())
     first_token = first_token_of(model.config.get_text_config())
-    native = NativeLM(decoder, model.eval(), first_token=first_token, kv_cache_dtype=kv_cache_dtype or "float16")
-    error = deviation(model, native)
+    with operators_in_one_thread():  # they are small, and wait for each other where other programs use the cores
+        decoder = pack_decoder(model, source, precision, progress=lambda layer: trim_heap())
+        native = NativeLM(decoder, model.eval(), first_token=first_token, kv_cache_dtype=kv_cache_dtype or "float16")
+        error = deviation(model, native)
     trim_heap()
     if not error <= _MOST_ERROR:  # NaN counts as different
         raise ModelError(

@@ -12,7 +12,7 @@ from foredraft.core.errors import ModelError, first_line, kind_of
 from foredraft.model.gguf.file import GgufFile
 from foredraft.model.gguf.load import is_gguf
 from foredraft.model.gguf.tokenizer import tokenizer_of
-from foredraft.model.hf.hub import ACCESS, cached_only, fetch_file, quiet
+from foredraft.model.hf.hub import ACCESS, cached_only, fetch_file, is_hub_name, local_path, quiet
 from foredraft.model.loading.bundled import resolve
 from foredraft.model.text.tokenizer import Tokenizer
 
@@ -33,6 +33,8 @@ def as_tokenizer(tokenizer: Any) -> Tokenizer | None:
         with quiet():
             if is_gguf(path := resolve(str(tokenizer))):
                 return Tokenizer(tokenizer_of(GgufFile(fetch_file(path))))
+            if local_path(path) is None and not is_hub_name(path):
+                raise ModelError(f"There is no tokenizer folder {path!r}.")
             try:
                 return Tokenizer(AutoTokenizer.from_pretrained(path, **cached_only(path, {})))
             except Exception as error:  # transformers raises many types
