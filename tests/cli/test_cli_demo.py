@@ -2,14 +2,16 @@ import io
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from cli_cases import PROMPT, Run
 from rich.console import Console
 
-from foredraft.cli.demo import Contest, Scene, _results
+from foredraft.cli.demo import Contest, Scene, _panels, _results
 from foredraft.core.stats import DecodeStats
+from foredraft.engine.request import Piece
 
 
 def test_the_demo_with_the_bundled_models(run: Run):
@@ -79,6 +81,18 @@ def test_the_demo_names_the_prompts_that_gain_nothing(run: Run, model: Path, mon
     assert ["code", "edit", "4.0", "8.0", "2.00x", "2.00", "yes"] in [line.split() for line in ended.out.splitlines()]
     assert "No gain: question, facts. A look-up drafts only what" in " ".join(ended.out.split())
     assert max(map(len, ended.out.splitlines())) <= 60 and "…" not in ended.out
+
+
+@pytest.mark.parametrize(("columns", "above"), [(80, False), (56, False), (55, True), (40, True)])
+def test_panels_of_a_narrow_terminal_are_one_above_the_other(columns: int, above: bool):
+    """Both show the last lines, each as wide as there is room."""
+    pieces = [Piece(f"line {number}\n", [], drafted=False) for number in range(20)]
+    sides: Any = [SimpleNamespace(name=name, pieces=pieces, stats=DecodeStats(), finished=True) for name in "ab"]
+    console = Console(width=columns, file=io.StringIO())
+    console.print(_panels(console, sides, 10))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert {len(line) for line in lines} == {columns} and len(lines) == (14 if above else 12)
+    assert [line.count("line 19") for line in lines if "line 19" in line] == ([1, 1] if above else [2])
 
 
 @pytest.mark.parametrize(

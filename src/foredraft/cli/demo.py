@@ -39,6 +39,8 @@ _WARM_UP = 24
 _FRAME = 0.05
 _FEWEST, _MOST = 5, 11
 """Lines of text in a panel."""
+_NARROW = 56
+"""Columns below which the panels are one above the other."""
 _BELOW = 14
 """Lines left free for later output."""
 _GAIN = 1.05
@@ -314,18 +316,21 @@ def _shown(scene: Scene, sides: Sides) -> Iterator[Callable[[], None]]:
             nonlocal latest
             now = time.perf_counter()
             if now - latest > _FRAME or all(side.finished for side in sides):
-                live.update(_side_by_side(console, sides, height), refresh=True)
+                live.update(_panels(console, sides, height), refresh=True)
                 latest = time.perf_counter()
 
         yield refresh
 
 
-def _side_by_side(console: Console, sides: Sides, height: int) -> Table:
-    width = console.width // len(sides)
-    grid = Table.grid(expand=True)
-    for _ in sides:
-        grid.add_column(ratio=1)
-    grid.add_row(*[_panel(console, side, width, height) for side in sides])
+def _panels(console: Console, sides: Sides, height: int) -> Table:
+    """Side by side; one above the other where halves of the terminal would break most lines."""
+    narrow = console.width < _NARROW
+    width, height = (console.width, height // 2) if narrow else (console.width // len(sides), height)
+    panels = [_panel(console, side, width, height) for side in sides]
+    rows = [[panel] for panel in panels] if narrow else [panels]
+    grid = Table.grid(*(Column(ratio=1) for _ in rows[0]), expand=True)
+    for row in rows:
+        grid.add_row(*row)
     return grid
 
 
