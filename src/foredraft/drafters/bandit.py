@@ -34,11 +34,6 @@ class Options(SizedOptions):
     hold: int = 4
     exploration: float = 0.1
 
-    @property
-    def law(self) -> Law:
-        """Each arm has its own law; see ``needs.law``."""
-        return Law.FIXED
-
     def __post_init__(self) -> None:
         check_bounds(self, least={"hold": 2, "exploration": 0})
 

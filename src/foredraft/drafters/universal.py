@@ -17,13 +17,13 @@ from torch import Tensor
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import KVSize, Needs, Plan, Rewindable, View
 from foredraft.core.errors import DrafterError
-from foredraft.core.options import SizedOptions, check_bounds
+from foredraft.core.options import check_bounds
 from foredraft.core.sampling.params import SamplingParams, check_known
 from foredraft.core.sampling.warp import Warp
 from foredraft.core.transfer import to_device
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.build_context import BuildContext
-from foredraft.drafters.common.chain import ChainLimits, build_chain
+from foredraft.drafters.common.chain import ChainLimits, ChainOptions, build_chain
 from foredraft.drafters.common.draft_runner import DraftRunner, Forwards
 from foredraft.engine.prefix_cache import common_prefix
 from foredraft.model.base import TargetModel
@@ -47,20 +47,16 @@ def area(width, height):
 
 
 @dataclass(frozen=True, slots=True)
-class Options(SizedOptions):
-    """Conversion and length of drafts; names as in transformers where it has them.
+class Options(ChainOptions):
+    """Conversion of drafts, in addition to ``ChainOptions``; names as in transformers where it has them.
 
     num_assistant_tokens: longest draft, in tokens of the target and of the draft model.
-    assistant_confidence_threshold: a draft ends after its first token below this probability; that token is kept. 0:
-        never.
     method: slem: convert by text; tli: draft only tokens that both vocabularies have; auto: tli for sampled rows if
         the shared tokens have at least half of the draft's probability, else slem.
     target_lookbehind: last tokens of the target that are converted again with new ones.
     assistant_lookbehind: last tokens before a draft that are converted again with it.
     """
 
-    num_assistant_tokens: int = 8
-    assistant_confidence_threshold: float = 0.4
     method: str = "auto"
     target_lookbehind: int = 10
     assistant_lookbehind: int = 10
@@ -70,13 +66,10 @@ class Options(SizedOptions):
         """The law of drafts for sampled rows."""
         return Law.FIXED if self.method == "slem" else Law.CHAIN
 
-    @property
-    def confidence(self) -> float:
-        return self.assistant_confidence_threshold
-
     def __post_init__(self) -> None:
+        ChainOptions.__post_init__(self)  # super() does not work in a dataclass with slots
         check_known("method", {self.method: None}, CONVERSIONS)
-        check_bounds(self, least={"num_assistant_tokens": 1, "target_lookbehind": 1, "assistant_lookbehind": 1})
+        check_bounds(self, least={"target_lookbehind": 1, "assistant_lookbehind": 1})
 
 
 @final
