@@ -9,7 +9,8 @@ import pytest
 from cli_cases import PROMPT, Run
 from rich.console import Console
 
-from foredraft.cli.demo import Contest, Scene, _panels, _results
+from foredraft.cli.contest import Contest, Scene
+from foredraft.cli.demo import _panels, _results
 from foredraft.core.stats import DecodeStats
 from foredraft.engine.request import Piece
 

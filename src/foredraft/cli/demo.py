@@ -2,10 +2,9 @@
 
 import contextlib
 import os
-import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,25 +16,20 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from foredraft.cli.choices import MODEL, ModelChoice
-from foredraft.cli.console import busy, drafted_style, errors, legend, output
-from foredraft.cli.exit_status import CtrlC, Interrupted
+from foredraft.cli.console import drafted_style, errors, legend, output
+from foredraft.cli.contest import Contest, Scene, Side, Sides, warm_up
 from foredraft.cli.flags import flags
 from foredraft.core.errors import OptionError
 from foredraft.core.sampling.params import SamplingParams
-from foredraft.core.stats import DecodeStats
 
 if TYPE_CHECKING:
-    from foredraft.engine.generator import Generator, Prompt, Stream
-    from foredraft.engine.request import Piece, Sequence
+    from foredraft.engine.generator import Generator
 
 _STEADY = "num_assistant_tokens_schedule=constant"
 _BUNDLED = (f"eagle3,nodes=15,depth=5,top_k=4,{_STEADY}", f"prompt_lookup,{_STEADY}")
 """Drafters of the bundled model. Their draft size is constant: other programs on the same cores mislead policies that
 measure costs."""
 _LOOKUPS = ("prompt_lookup", "max_gram")
-_TIME_LIMIT = 10.0
-"""Seconds after which a prompt is not run again."""
-_WARM_UP = 24
 _FRAME = 0.05
 _FEWEST, _MOST = 5, 11
 """Lines of text in a panel."""
@@ -86,7 +80,7 @@ def command(
     contests = []
     for number, scene in enumerate(scenes):
         sides = (plain, fast[min(number, len(fast) - 1)])
-        _warm_up(sides, scene.prompt, params)
+        warm_up(sides, scene.prompt, params)
         with _shown(scene, sides) as refresh:
             contests.append(Contest.run(scene, sides, params, runs, refresh))
     _report(contests)
@@ -109,26 +103,6 @@ def _exact(choice: ModelChoice) -> ModelChoice:
 
     on_cpu = choice.device == "cpu" if choice.device else not torch.cuda.is_available()
     return choice if on_cpu else replace(choice, dtype=choice.dtype or "float32")
-
-
-@dataclass(frozen=True, slots=True)
-class Scene:
-    """A prompt, its kind, and how it is shown."""
-
-    kind: str
-    text: str
-    chat: bool = True
-
-    @property
-    def prompt(self) -> "Prompt":
-        return [{"role": "user", "content": self.text}] if self.chat else self.text
-
-    def heading(self) -> Text:
-        """The kind, and the first line of the text."""
-        first, _, rest = self.text.partition("\n")
-        lines = rest.strip().count("\n") + 1
-        more = f" (and {lines} line{'s' if lines != 1 else ''} of text)" if rest.strip() else ""
-        return Text.assemble(("\n" + self.kind, "bold"), (": ", "dim"), first, (more, "dim"))
 
 
 _CODE = """def area(width, height):
@@ -195,105 +169,6 @@ def _real_model() -> str:
     from foredraft.model.loading.bundled import real_model
 
     return f"Its answers are poor. A real model on the same screen: {real_model('foredraft demo')}"
-
-
-@dataclass
-class Side:
-    """A generator and its running request."""
-
-    generator: "Generator"
-    pieces: "list[Piece]" = field(default_factory=list)
-    sequence: "Sequence | None" = None
-    _stream: "Stream | None" = None
-    finished: bool = True
-
-    @property
-    def name(self) -> str:
-        method = self.generator.kind.method
-        return "plain" if method == "none" else method
-
-    def start(self, prompt: "Prompt", params: SamplingParams) -> None:
-        from foredraft.engine.generator import Stream
-
-        self.sequence = self.generator.submit([prompt], params)[0]
-        self._stream = Stream(self.generator, self.sequence)
-        self.pieces, self.finished = [], False
-
-    def advance(self) -> None:
-        assert self._stream is not None
-        piece = next(self._stream, None)
-        if piece is None:
-            self.finished = True
-        else:
-            self.pieces.append(piece)
-
-    @property
-    def stats(self) -> DecodeStats:
-        return self.sequence.stats if self.sequence else DecodeStats()
-
-
-@dataclass(frozen=True, slots=True)
-class Contest:
-    """Results of several runs of a prompt: statistics of both sides, and whether all outputs were equal."""
-
-    scene: Scene
-    drafter: str
-    plain: list[DecodeStats]
-    fast: list[DecodeStats]
-    same: bool
-
-    @classmethod
-    def run(
-        cls, scene: Scene, sides: "Sides", params: SamplingParams, runs: int, refresh: Callable[[], None]
-    ) -> "Contest":
-        """Race the sides several times."""
-        started = time.perf_counter()
-        stats: list[list[DecodeStats]] = []
-        outputs: list[list[int]] = []
-        while len(stats) < runs and (not stats or time.perf_counter() - started < _TIME_LIMIT):
-            _race(sides, scene.prompt, params, refresh)
-            stats.append([side.stats for side in sides])
-            outputs += [side.sequence.tokens for side in sides if side.sequence]
-        plain, fast = (list(each) for each in zip(*stats, strict=True))
-        return cls(scene, sides[1].name, plain, fast, all(tokens == outputs[0] for tokens in outputs))
-
-    @property
-    def speeds(self) -> tuple[float, float]:
-        """Median tokens per second, plain and with drafts."""
-        plain, fast = (statistics.median(run.tokens_per_second for run in side) for side in (self.plain, self.fast))
-        return plain, fast
-
-    @property
-    def speed_up(self) -> float:
-        plain, fast = self.speeds
-        return fast / (plain or 1.0)
-
-    @property
-    def acceptance_length(self) -> float:
-        return sum(self.fast, DecodeStats()).acceptance_length
-
-
-Sides = tuple[Side, Side]
-"""Plain decoding, and decoding with drafts."""
-
-
-def _race(sides: Sides, prompt: "Prompt", params: SamplingParams, refresh: Callable[[], None]) -> None:
-    """Always advance the side that has used less time, so that each shows the progress it would make alone."""
-    for side in sides:
-        side.start(prompt, params)
-    with CtrlC() as ctrl_c:
-        while active := [side for side in sides if not side.finished]:
-            min(active, key=lambda side: side.stats.seconds).advance()
-            refresh()
-            if ctrl_c.pressed:
-                raise Interrupted("Interrupted.")
-
-
-def _warm_up(sides: Sides, prompt: "Prompt", params: SamplingParams) -> None:
-    """The first steps of a process are slow, and a policy may measure costs."""
-    with busy("Warming up"):
-        short = min(_WARM_UP, params.max_new_tokens)
-        _race(sides, prompt, replace(params, max_new_tokens=short), lambda: None)
 
 
 @contextlib.contextmanager
