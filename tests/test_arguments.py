@@ -199,7 +199,9 @@ def test_switches_are_true_or_false(name: str, value: Any, plain: foredraft.Gene
 @pytest.mark.parametrize("name", ["model_options", "draft_options"])
 @pytest.mark.parametrize("value", [7, "revision", ["revision"]])
 def test_options_of_from_pretrained_are_mappings(name: str, value: Any, plain: foredraft.Generator):
-    with pytest.raises(OptionError, match=f"{name} must be a mapping such as .*revision.*, not {value!r}".replace("[", r"\[")):
+    with pytest.raises(
+        OptionError, match=f"{name} must be a mapping such as .*revision.*, not {value!r}".replace("[", r"\[")
+    ):
         foredraft.load(plain, "none", **{name: value})
 
 

@@ -72,7 +72,9 @@ def test_the_bundled_heads_accept_as_much_as_when_they_were_shipped(weights: str
 @needs_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize("temperature", ["0", "1"])
-@pytest.mark.parametrize("spec", [spec for spec in SHIPPED["int8"] if spec.startswith(("eagle", "medusa", "blockwise"))])
+@pytest.mark.parametrize(
+    "spec", [spec for spec in SHIPPED["int8"] if spec.startswith(("eagle", "medusa", "blockwise"))]
+)
 def test_heads_in_int8_accept_as_much_as_the_same_heads_in_floats(spec: str, temperature: str):
     """For one target, which is in int8 both times."""
     for fast in (True, False):
