@@ -7,6 +7,7 @@ import pytest
 from cli_cases import Run
 
 import foredraft
+from foredraft.cli.choices import ModelChoice
 from foredraft.cli.exit_status import Terminated
 from foredraft.train.data.sources import read_sources
 from native import needs_compiler
@@ -52,6 +53,23 @@ def test_an_interruption_says_what_is_kept(run: Run, tmp_path: Path, monkeypatch
     assert (tmp_path / "answers" / "T0.jsonl.unfinished").exists()
     assert run("answers", tmp_path / "answers", *given).status == 0
     assert not list((tmp_path / "answers").glob("*.unfinished"))
+
+
+@pytest.mark.parametrize("file", ["T0.jsonl", "T1.jsonl.unfinished", ".prompts.jsonl"])
+def test_an_interruption_while_loading_tells_of_earlier_answers(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
+):
+    def interrupted(*args: object, **given: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ModelChoice, "load", interrupted)
+    out = tmp_path / "out"
+    ended = run("answers", str(out), "--own-prompts", "2")
+    assert ended.err.endswith("foredraft: Interrupted before an answer was begun; the same command starts over.\n")
+    out.mkdir()
+    (out / file).write_text("{}\n")
+    ended = run("answers", str(out), "--own-prompts", "2")
+    assert ended.err.endswith(f"foredraft: Interrupted; the same command continues from what {out} holds.\n")
 
 
 def test_refusals(run: Run, tmp_path: Path):

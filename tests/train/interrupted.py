@@ -194,6 +194,8 @@ def keeps_what_it_says(said: str, out: Path) -> bool:
         return int(found[1]) == written
     if "before an answer was begun" in sentence:
         return not written and not list(out.glob("*.unfinished"))
+    if "continues from what" in sentence:
+        return any(file.stat().st_size for file in out.iterdir())
     if sentence in ("foredraft: Interrupted.", "foredraft: Interrupted before the run began."):
         return True  # nothing has been read or written yet, so the folder is as it was before
     if "before anything was saved" in sentence:

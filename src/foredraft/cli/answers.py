@@ -68,7 +68,7 @@ def command(
         try:
             files = _answer(out, choice, prompts, sampling, progress)
         except KeyboardInterrupt as error:
-            raise Interrupted(_kept(progress) if leads else "", error) from None
+            raise Interrupted(_kept(progress, out) if leads else "", error) from None
     if leads:
         errors().print(f"Wrote {', '.join(map(str, files))}.", style="dim", markup=False, soft_wrap=True)
 
@@ -113,7 +113,10 @@ def _texts(files: Sequence[str]) -> list[str]:
     return [turn for file in files for prompt in read_prompts(file) for turn in prompt.turns]
 
 
-def _kept(progress: Progress) -> str:
-    if not progress.of:
-        return "Interrupted before an answer was begun; the same command starts over."
-    return f"Interrupted after {progress.answers} of {progress.of} answers; the same command continues from there."
+def _kept(progress: Progress, out: Path) -> str:
+    """What an interrupted run has kept, and what the same command does with it."""
+    if progress.of:
+        return f"Interrupted after {progress.answers} of {progress.of} answers; the same command continues from there."
+    if any(file.stat().st_size for file in out.glob("*.jsonl*")):  # of an earlier run
+        return f"Interrupted; the same command continues from what {out} holds."
+    return "Interrupted before an answer was begun; the same command starts over."

@@ -23,7 +23,9 @@ def read_config(path: Path) -> dict[str, Any]:
         found = _toml(text) if kind == "TOML" else yaml.safe_load(text)
     except OSError as error:
         raise OptionError(f"Cannot read {path}: {error.strerror}.") from None
-    except (ValueError, RecursionError, yaml.YAMLError) as error:
+    except RecursionError:
+        raise OptionError(f"{path} is nested too deep.") from None
+    except (ValueError, yaml.YAMLError) as error:
         raise OptionError(f"{path} is not valid {kind}: {' '.join(str(error).split())}.") from None
     if not isinstance(found, dict | None):
         raise OptionError(f"{path} must be a mapping, not {kind_of(found)}.")
