@@ -1,12 +1,13 @@
 """``foredraft inspect``."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.panel import Panel
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from foredraft.cli.console import output
@@ -46,20 +47,24 @@ def command(
     from foredraft.model.loading.describe import inspect_gguf, inspect_model
 
     found: dict[str, Any]
+    rows: Rows
     if is_gguf(source := resolve(path)):
         info = inspect_gguf(GgufFile(fetch_file(source)))
-        found, panel = asdict(info), _gguf_panel(path, info)
+        found, rows = asdict(info), _of_gguf(info)
     else:
         try:
             found = to_json(inspect_head(source))
-            panel = _panel(path, found)
+            rows = _of_head(found)
         except WholeModelError:
             model = inspect_model(path)
-            found, panel = asdict(model), _model_panel(path, model)
+            found, rows = asdict(model), _of_model(model)
     if as_json:
         typer.echo(json.dumps({"path": path, **found}))
         return
-    output().print(panel)
+    table = Table.grid(Column(style="dim", no_wrap=True), Column(overflow="fold"), padding=(0, 2, 0, 0))
+    for name, value in rows:
+        table.add_row(name, Text(value))
+    output().print(Panel(table, title=Text(path, style="bold"), title_align="left", expand=False))
 
 
 def to_json(info: "HeadInfo") -> dict[str, Any]:
@@ -75,15 +80,17 @@ def to_json(info: "HeadInfo") -> dict[str, Any]:
     }
 
 
-def _model_panel(path: str, info: "ModelInfo") -> Panel:
+Rows = Iterable[tuple[str, str]]
+"""Names and values; a value without a name belongs to the one above it."""
+
+
+def _of_model(info: "ModelInfo") -> Rows:
     """The model's size and engine."""
-    table = _grid()
-    table.add_row("model", info.model_type)
-    table.add_row("parameters", f"{info.parameters:,}")
-    table.add_row("shape", f"{info.layers} layers, hidden size {info.hidden_size}, vocabulary {info.vocab_size}")
-    table.add_row("context", "no limit" if info.context is None else f"{info.context} tokens")
-    table.add_row("engine", Text(_engine(info.engine, info.why)))
-    return Panel(table, title=Text(path, style="bold"), title_align="left", expand=False)
+    yield "model", info.model_type
+    yield "parameters", f"{info.parameters:,}"
+    yield "shape", f"{info.layers} layers, hidden size {info.hidden_size}, vocabulary {info.vocab_size}"
+    yield "context", "no limit" if info.context is None else f"{info.context} tokens"
+    yield "engine", _engine(info.engine, info.why)
 
 
 def _engine(name: str, why: str) -> str:
@@ -91,51 +98,34 @@ def _engine(name: str, why: str) -> str:
     return f"with --weights int4, int8 or auto: {name}. {why}" if name == "native" else f"{name}. {why}"
 
 
-def _gguf_panel(path: str, info: "GgufInfo") -> Panel:
+def _of_gguf(info: "GgufInfo") -> Rows:
     """The model, its types of weights and its tokenizer."""
     from foredraft.model.memory import format_bytes
 
-    rows = {
-        "model": f"{info.name or 'no name'} ({info.architecture})",
-        "parameters": f"{info.parameters:,} in {format_bytes(info.bytes)}",
-        "shape": f"{info.layers} layers, hidden size {info.hidden_size}, vocabulary {info.vocab_size}",
-        "context": f"{info.context} tokens",
-        "tokenizer": info.tokenizer,
-        "chat template": "yes" if info.chat_template else "no",
-        "engine": _engine(info.engine, info.why),
-    }
-    table = _grid()
-    for name, value in rows.items():
-        table.add_row(name, Text(value))
+    yield "model", f"{info.name or 'no name'} ({info.architecture})"
+    yield "parameters", f"{info.parameters:,} in {format_bytes(info.bytes)}"
+    yield "shape", f"{info.layers} layers, hidden size {info.hidden_size}, vocabulary {info.vocab_size}"
+    yield "context", f"{info.context} tokens"
+    yield "tokenizer", info.tokenizer
+    yield "chat template", "yes" if info.chat_template else "no"
+    yield "engine", _engine(info.engine, info.why)
     for number, each in enumerate(info.types):
         tensors = "1 tensor" if each.tensors == 1 else f"{each.tensors} tensors"
-        row = f"{each.type}: {tensors}, {each.parameters:,} weights, {each.native or f'read {each.read}'}"
-        table.add_row("" if number else "weights", Text(row))
-    return Panel(table, title=Text(path, style="bold"), title_align="left", expand=False)
+        kept = each.native or f"read {each.read}"
+        yield "" if number else "weights", f"{each.type}: {tensors}, {each.parameters:,} weights, {kept}"
 
 
-def _grid() -> Table:
-    """Names and values beside each other."""
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
-    return table
-
-
-def _panel(path: str, found: dict[str, Any]) -> Panel:
+def _of_head(found: dict[str, Any]) -> Rows:
     """Method, target requirements, shape and notes."""
-    table = _grid()
-    table.add_row("method", f"{found['method']} ({found['format']})")
-    table.add_row("parameters", f"{found['parameters']:,} in {found['dtype']}")
-    table.add_row("target", Text(_needs(found["target"])))
+    yield "method", f"{found['method']} ({found['format']})"
+    yield "parameters", f"{found['parameters']:,} in {found['dtype']}"
+    yield "target", _needs(found["target"])
     if found["method"] == "eagle3":
-        taps = ", ".join(map(str, found["config"]["taps"])) or "the target's default"
-        table.add_row("hidden layers", taps)
+        yield "hidden layers", ", ".join(map(str, found["config"]["taps"])) or "the target's default"
     for name, value in _shape(found["config"]).items():
-        table.add_row(name, Text(str(value)))
+        yield name, str(value)
     for number, note in enumerate(found["notes"]):
-        table.add_row("" if number else "notes", Text(note))
-    return Panel(table, title=Text(path, style="bold"), title_align="left", expand=False)
+        yield "" if number else "notes", note
 
 
 def _needs(target: dict[str, Any]) -> str:
