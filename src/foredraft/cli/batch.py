@@ -9,7 +9,7 @@ import typer
 
 from foredraft.cli.choices import MODEL, ModelChoice, loaded_uncollected
 from foredraft.cli.console import errors, progress_bar
-from foredraft.cli.exit_status import Interrupted, terminable
+from foredraft.cli.exit_status import interruptible, needing
 from foredraft.cli.flags import flags
 from foredraft.core.errors import OptionError
 
@@ -47,11 +47,9 @@ def command(
     The same command continues an interrupted run: no request is answered twice or left out. Requests that fail have
     an error object in the file. Needs pip install 'foredraft[serve]'.
     """
-    try:
+    with needing("Batches need", "serve"):
         from foredraft.scale.answers import BatchAnswers, BatchOptions
         from foredraft.scale.batch import BatchFile
-    except ModuleNotFoundError as error:
-        raise OptionError(f"Batches need the package {error.name}: pip install 'foredraft[serve]'.") from error
     if default_max_tokens < 1:
         raise OptionError("--default-max-tokens must be 1 or more.")
     if actors < 0:
@@ -79,11 +77,9 @@ def _actors(
     choice: ModelChoice, options: "BatchOptions", actors: int, address: str | None
 ) -> "Iterator[Callable[[Iterable[Numbered]], Iterator[Answered]]]":
     """Answers by actors of a Ray cluster, to which the process is connected meanwhile."""
-    try:
+    with needing("Actors need", "scale"):
         from foredraft.scale.actors import actor_count, by_actors
         from foredraft.scale.cluster import connected
-    except ModuleNotFoundError as error:
-        raise OptionError(f"Actors need the package {error.name}: pip install 'foredraft[scale]'.") from error
     if choice.tensor_parallel > 1:
         raise OptionError("An actor runs in one process: leave out --tensor-parallel or --ray.")
     with connected(address, actors):
@@ -92,13 +88,13 @@ def _actors(
 
 def _write(file: "BatchFile", answers: "Callable[[Iterator[Numbered]], Iterable[Answered]]", out: Path) -> None:
     """Write the answers, with a bar on a terminal."""
+
+    def kept() -> str:
+        return f"Interrupted after {file.answered} of {file.total} answers; the same command continues from there."
+
     try:
-        with progress_bar() as bar:
+        with interruptible(kept), progress_bar() as bar:
             task = bar.add_task("Answers", total=file.total, completed=file.answered)
-            with terminable():
-                file.run(answers, lambda answered, failed: bar.update(task, completed=answered))
-    except KeyboardInterrupt as error:
-        progress = f"{file.answered} of {file.total} answers"
-        raise Interrupted(f"Interrupted after {progress}; the same command continues from there.", error) from None
+            file.run(answers, lambda answered, failed: bar.update(task, completed=answered))
     except OSError as error:
         raise OptionError(f"Cannot write {out}: {error.strerror}.") from None

@@ -12,7 +12,7 @@ from rich.table import Table
 from foredraft.cli import completion_names as names
 from foredraft.cli.choices import SAMPLING, TARGET, PromptChoice, TargetChoice, check_processes
 from foredraft.cli.console import busy, errors, output, progress_bar
-from foredraft.cli.exit_status import FAILED, UNJUDGED, Interrupted, terminable
+from foredraft.cli.exit_status import FAILED, UNJUDGED, interruptible
 from foredraft.cli.flags import FlagGroup, flags
 from foredraft.core.errors import OptionError
 
@@ -140,15 +140,11 @@ def command(
     extra = ExtraMeasurements(
         arms, settings, sampling.temperature, what.batch_size if shown.costs else (), _first(prompts, shown.watch)
     )
-    try:
-        with terminable():
-            with _progress() as report:
-                bench.run(groups, report)
-            with busy("Recording drafts and timing forwards"):
-                bench.append(extra.lines(read_existing(path, settings)))
-    except KeyboardInterrupt as error:
-        kept = f"Interrupted; {path} keeps what was measured, and the same command continues it."
-        raise Interrupted(kept, error) from None
+    with interruptible(lambda: f"Interrupted; {path} keeps what was measured, and the same command continues it."):
+        with _progress() as report:
+            bench.run(groups, report)
+        with busy("Recording drafts and timing forwards"):
+            bench.append(extra.lines(read_existing(path, settings)))
     _show(path, shown, store_calibrations(arms, folders))
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import typer
 
 from foredraft.cli.console import errors
-from foredraft.core.errors import ForedraftError
+from foredraft.core.errors import ForedraftError, OptionError
 
 FAILED, REFUSED, UNJUDGED, INTERRUPTED, CLOSED_PIPE, TERMINATED = 1, 2, 3, 130, 141, 143
 _ParseError: Any = typer.BadParameter.__base__  # base of all option errors; typer has no public name for it
@@ -159,13 +159,22 @@ def terminable() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def keeping_nothing(why: str) -> Iterator[None]:
-    """Inside, Ctrl-C and SIGTERM end the command, which starts over the next time."""
+def interruptible(sentence: Callable[[], str]) -> Iterator[None]:
+    """Inside, Ctrl-C and SIGTERM end the command; the sentence says what it keeps, and what the same command does."""
     try:
         with terminable():
             yield
     except KeyboardInterrupt as error:
-        raise Interrupted(f"{why}; the same command starts over.", error) from None
+        raise Interrupted(sentence(), error) from None
+
+
+@contextlib.contextmanager
+def needing(what: str, extra: str) -> Iterator[None]:
+    """Inside, a package that is missing is an ``OptionError`` that names the extra with it; ``what`` needs it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise OptionError(f"{what} the package {error.name}: pip install 'foredraft[{extra}]'.") from error
 
 
 def _in_destructor(frame: FrameType | None) -> bool:

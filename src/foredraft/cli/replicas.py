@@ -7,6 +7,7 @@ from threading import Event
 
 from foredraft.cli.choices import ModelChoice
 from foredraft.cli.console import busy, errors
+from foredraft.cli.exit_status import needing
 from foredraft.core.errors import OptionError
 from foredraft.scale.options import ScaleOptions
 from foredraft.serve.options import ServeOptions, free_port
@@ -19,11 +20,9 @@ def serve_replicas(choice: ModelChoice, server: ServeOptions, scale: ScaleOption
         OptionError: a package is missing, or an option has no meaning here.
         ModelError: the replicas do not start.
     """
-    try:
+    with needing("Replicas need", "scale"):
         from foredraft.scale.cluster import connected
         from foredraft.scale.replicas import deploy, stop
-    except ModuleNotFoundError as error:
-        raise OptionError(f"Replicas need the package {error.name}: pip install 'foredraft[scale]'.") from error
     if choice.tensor_parallel > 1:
         raise OptionError("A replica runs in one process: leave out --tensor-parallel or the replicas.")
     local = scale.address is None

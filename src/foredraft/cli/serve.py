@@ -12,9 +12,9 @@ import typer
 
 from foredraft.cli.choices import MODEL, ModelChoice, loaded_uncollected
 from foredraft.cli.config import defaults_from_file
+from foredraft.cli.exit_status import needing
 from foredraft.cli.flags import FlagGroup, flags
 from foredraft.cli.replicas import serve_replicas
-from foredraft.core.errors import OptionError
 from foredraft.scale.options import ScaleOptions
 from foredraft.serve.options import ServeOptions, free_port
 
@@ -49,11 +49,9 @@ def command(
     if replicas > 1 or address is not None:
         serve_replicas(choice, server, scale)
         return
-    try:
+    with needing("The server needs", "serve"):
         from foredraft.serve.logs import log_to_stderr
         from foredraft.serve.server import Server
-    except ModuleNotFoundError as error:
-        raise OptionError(f"The server needs the package {error.name}: pip install 'foredraft[serve]'.") from error
     if os.environ.get("RANK", "0") == "0":  # the one process that listens; fail before loading
         server = replace(server, port=free_port(server.host, server.port))
     log_to_stderr()

@@ -10,7 +10,7 @@ import typer
 
 from foredraft.cli.choices import TARGET, OutputChoice, TargetChoice, check_processes
 from foredraft.cli.console import busy, output
-from foredraft.cli.exit_status import Interrupted, keeping_nothing, terminable
+from foredraft.cli.exit_status import interruptible
 from foredraft.cli.flags import FlagGroup, flags
 from foredraft.core.errors import OptionError
 from foredraft.drafters.layer_skip.search import SearchBudget, SkipTrial, layers_by_kind, search
@@ -68,7 +68,8 @@ def command(*, target: TargetChoice, samples: Samples, budget: SearchBudget, sho
 
     with busy(f"Loading {target.model}"):
         plain = target.plain()
-    with busy("Answering the prompts"), keeping_nothing("Interrupted before a set was tried"):
+    begun = "Interrupted before a set was tried; the same command starts over."
+    with busy("Answering the prompts"), interruptible(lambda: begun):
         answers = _answers(plain, samples, budget.seed)
         model = plain.engine.target
         evaluator = SkipEvaluator(model, answers, temperature=samples.temperature, longest=samples.longest)
@@ -85,12 +86,12 @@ def command(*, target: TargetChoice, samples: Samples, budget: SearchBudget, sho
         def report(number: int, best: SkipTrial) -> None:
             update(f"{number} of {budget.trials} sets · best so far: {_describe(best)}")
 
-        try:
-            with terminable():
-                best = search(evaluator.parts, log.cached(evaluator), budget, report)
-        except KeyboardInterrupt as error:
+        def kept() -> str:
             progress = f"{len(log.known)} of {budget.trials} sets"
-            raise Interrupted(f"Interrupted after {progress}; the same command continues from there.", error) from None
+            return f"Interrupted after {progress}; the same command continues from there."
+
+        with interruptible(kept):
+            best = search(evaluator.parts, log.cached(evaluator), budget, report)
     _write(shown.out, target.model, model.layers, best, {**about, "tokens": evaluator.tokens})
     _print(best, evaluator.tokens, target, shown)
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from foredraft.cli import completion_names as names
 from foredraft.cli.choices import TARGET, OutputChoice, TargetChoice, check_processes
 from foredraft.cli.console import busy, output
-from foredraft.cli.exit_status import keeping_nothing
+from foredraft.cli.exit_status import interruptible
 from foredraft.cli.flags import FlagGroup, flags
 from foredraft.core.errors import OptionError
 
@@ -56,6 +56,10 @@ class TuneOutput:
     json: bool = field(default=False, metadata={"help": "Print one JSON object."})
 
 
+_INTERRUPTED = (
+    "Interrupted; measurements are not kept, since times of another moment do not compare; the same command starts "
+    "over."
+)
 EXAMPLES = (
     "foredraft tune -m PATH -d eagle3:HEAD -d draft_model:SMALL --prompts mine.jsonl",
     "foredraft tune -m PATH -d eagle3:HEAD --batch-size 1 --batch-size 8 --batch-size 32",
@@ -90,7 +94,7 @@ def command(*, choice: Choice, what: TunePrompts, shown: TuneOutput) -> None:
             choice.model,
             lambda what: update(f"Measuring {what}"),
         )
-        with keeping_nothing("Interrupted; measurements are not kept, since times of another moment do not compare"):
+        with interruptible(lambda: _INTERRUPTED):
             found = tuner.run(config)
     _write(shown.out, choice.model, found, what)
     if shown.json:
