@@ -20,10 +20,8 @@ class DrafterOptions:
 
     __slots__ = ()
 
-    @property
-    def law(self) -> Law:
-        """The law of drafts for sampled rows, if they are drawn (``View.draws``)."""
-        return Law.FIXED
+    law: Law = Law.FIXED
+    """The law of drafts for sampled rows, if they are drawn (``View.draws``)."""
 
     @property
     def schedule(self) -> str:
@@ -133,7 +131,8 @@ def read_options(kind: type[T], name: str, given: Mapping[str, str]) -> T:
     Raises:
         OptionError: an unknown option (the message lists the known ones), or a value of the wrong type.
     """
-    known = get_type_hints(kind)
+    hints = get_type_hints(kind)
+    known = {each.name: hints[each.name] for each in fields(kind)}  # type: ignore[arg-type]
     check_known(f"option of {name}", given, list(known))
     return kind(**{key: _value(key, text, known[key]) for key, text in given.items()})
 

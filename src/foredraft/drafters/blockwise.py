@@ -26,9 +26,7 @@ from foredraft.model.recording.replay import EAGER, Replay
 class Options(SizedOptions):
     """No options of its own; the number of heads is the draft length."""
 
-    @property
-    def law(self) -> Law:
-        return Law.CHAIN
+    law = Law.CHAIN
 
 
 @final

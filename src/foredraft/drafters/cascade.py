@@ -35,10 +35,7 @@ class Options(SizedOptions):
 
     num_assistant_tokens: int = 8
     inner_tokens: int | None = field(default=None, metadata={"unset": "by its drafter"})
-
-    @property
-    def law(self) -> Law:
-        return Law.CHAIN
+    law = Law.CHAIN
 
     def __post_init__(self) -> None:
         check_bounds(self, least={"num_assistant_tokens": 1, "inner_tokens": 1})

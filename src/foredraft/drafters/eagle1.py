@@ -28,10 +28,7 @@ class Options(EagleOptions):
     """
 
     tree: str = "eagle"
-
-    @property
-    def law(self) -> Law:
-        return Law.WITHOUT_REPLACEMENT
+    law = Law.WITHOUT_REPLACEMENT
 
     def __post_init__(self) -> None:
         Template.of(self.tree)

@@ -31,10 +31,8 @@ class Options(SizedOptions):
 
     num_assistant_tokens: int | None = field(default=None, metadata={"unset": "no limit"})
 
-    @property
-    def law(self) -> Law:
-        """The law of drafts for sampled rows if any of the drafters draws."""
-        return Law.CHAIN
+    law = Law.CHAIN
+    """The law of drafts for sampled rows if any of the drafters draws."""
 
     def __post_init__(self) -> None:
         check_bounds(self, least={"num_assistant_tokens": 1})

@@ -55,11 +55,7 @@ class Options(SizedOptions):
     depth: int | None = field(default=None, metadata={"unset": "by cost"})
     acceptance: str | None = field(default=None, metadata={"unset": "measured"})
     sampled_acceptance: str | None = field(default=None, metadata={"unset": "as acceptance"})
-
-    @property
-    def law(self) -> Law:
-        """The law of drafts for sampled rows."""
-        return Law.WITHOUT_REPLACEMENT
+    law = Law.WITHOUT_REPLACEMENT
 
     def __post_init__(self) -> None:
         check_bounds(self, least={"nodes": 1, "depth": 1})

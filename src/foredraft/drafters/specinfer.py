@@ -39,10 +39,8 @@ class Options(SizedOptions):
     expansion: tuple[int, ...] = (1, 1, 3, 1)
     merge: bool = True
 
-    @property
-    def law(self) -> Law:
-        """The law of drafts for sampled rows with one model; with several it is ``IID_MANY``."""
-        return Law.IID
+    law = Law.IID
+    """The law of drafts for sampled rows with one model; with several it is ``IID_MANY``."""
 
     def __post_init__(self) -> None:
         if not self.expansion or min(self.expansion) < 1:

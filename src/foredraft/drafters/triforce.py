@@ -49,10 +49,7 @@ class Options(SizedOptions):
     refresh: float = 0.8
     window: int = 256
     sinks: int = 16
-
-    @property
-    def law(self) -> Law:
-        return Law.CHAIN
+    law = Law.CHAIN
 
     def __post_init__(self) -> None:
         check_bounds(self, least={"gamma": 1, "inner_gamma": 1, "room": 1, "refresh": 0}, below={"refresh": 1})

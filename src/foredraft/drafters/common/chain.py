@@ -61,10 +61,7 @@ class ChainOptions(SizedOptions):
 
     num_assistant_tokens: int = 8
     assistant_confidence_threshold: float = 0.4
-
-    @property
-    def law(self) -> Law:
-        return Law.CHAIN
+    law = Law.CHAIN
 
     @property
     def confidence(self) -> float:

@@ -89,10 +89,7 @@ class DynamicOptions(EagleOptions):
     nodes: int = 23
     depth: int = 6
     top_k: int = 4
-
-    @property
-    def law(self) -> Law:
-        return Law.WITHOUT_REPLACEMENT
+    law = Law.WITHOUT_REPLACEMENT
 
     def __post_init__(self) -> None:
         check_bounds(self, least={"nodes": 1, "depth": 1, "top_k": 1})

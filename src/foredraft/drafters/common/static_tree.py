@@ -41,10 +41,7 @@ class Options(SizedOptions):
 
     tree: str = "measured"
     nodes: int = 24
-
-    @property
-    def law(self) -> Law:
-        return Law.WITHOUT_REPLACEMENT
+    law = Law.WITHOUT_REPLACEMENT
 
     def __post_init__(self) -> None:
         check_bounds(self, least={"nodes": 1})

@@ -64,10 +64,8 @@ class Options(DrafterOptions):
     threads: int = 1
     folder: str | None = field(default=None, metadata={"unset": "not saved"})
 
-    @property
-    def law(self) -> Law:
-        """The law of a draft model; for a spec, the law of the inner drafter counts."""
-        return Law.CHAIN
+    law = Law.CHAIN
+    """The law of a draft model; for a spec, the law of the inner drafter counts."""
 
     def __post_init__(self) -> None:
         check_known("loss", {self.loss: None}, list(LOSSES))
