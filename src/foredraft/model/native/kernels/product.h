@@ -70,14 +70,24 @@ static void quantise_row(
     }
 }
 
-/* Fetch weights ahead; a block is one stream, and the next block follows it. Memory is the limit for few rows: what is
- * fetched far ahead into the second level of the caches comes in the way then, but long rows of 4 bits gain by the first
- * level. With more rows there is time. Measured on Zen 4: docs/log.md.
+/* Whether few rows are fetched near: true, but Intel's memory answers too late for that. */
+static int fetches_near = 1;
+
+#if defined(__x86_64__)
+__attribute__((constructor)) static void know_processor(void) {
+    __builtin_cpu_init();
+    fetches_near = !__builtin_cpu_is("intel");
+}
+#endif
+
+/* Fetch weights ahead; a block is one stream, and the next block follows it. Memory is the limit for few rows: on Zen 4,
+ * what is fetched far ahead into the second level of the caches comes in the way then, but long rows of 4 bits gain by the
+ * first level. With more rows, and on a Xeon always, far is better. Measured: docs/log.md.
  */
 INLINE void fetch_ahead(const uint8_t *block, int64_t group, int64_t groups, int bits, int minima, int rows) {
     const int64_t size = group_bytes(bits, minima);
     const uint8_t *here = block + group * size;
-    const int few = rows <= bits / 4, deep = few && bits == 4 && groups >= 64;
+    const int few = rows <= bits / 4 && fetches_near, deep = few && bits == 4 && groups >= 64;
     for (int64_t line = 0; line < size; line += 64) {
         if (deep)
             __builtin_prefetch(here + 4096 + line, 0, 3);
