@@ -119,7 +119,8 @@ class _BuildContext(BuildContext):
         For a target on the native engine, the head runs there too.
         """
         if isinstance(self.target, NativeLM):
-            quantise_linears(net, self.target.engine, HEAD_BITS)
+            bits = self.target.decoder.layers[0].up.bits
+            quantise_linears(net, self.target.engine, min(bits, HEAD_BITS))
             return
         dtype = draft_dtype()
         if dtype is torch.bfloat16 and self.builder.draws:

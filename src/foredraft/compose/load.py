@@ -194,7 +194,7 @@ class _Loader:
             models += own[1:]
         if drafter.needs.hidden_layers:
             shared.tap(drafter.needs.hidden_layers)
-        policy = policy or _policy(spec, drafter)
+        policy = policy or _policy(spec, drafter, shared)
         options: dict[str, Any] = {
             "wrap": PredictedOutputs,
             "rule": self.options.verifier,
@@ -277,13 +277,15 @@ def _load(source: Any, options: LoadOptions) -> Loaded:
     return as_loaded(source.model if isinstance(source, (CausalLM, NativeLM)) else source, options.tokenizer)
 
 
-def _policy(spec: Spec | Drafter, drafter: Drafter) -> Policy:
+def _policy(spec: Spec | Drafter, drafter: Drafter, target: TargetModel) -> Policy:
     """The policy of the method's options; for a ``Drafter`` object, always its longest draft."""
     if isinstance(spec, Spec):
         folder = None if spec.path is None else resolve(spec.path)
         length = None if folder is None else stored_acceptance_length(folder)
         prior = NEUTRAL if length is None else 1 - 1 / length  # assuming a constant acceptance rate
-        policy = policy_for(spec.drafting, drafter.needs, off_from=spec.off_from, prior=prior)
+        policy = policy_for(
+            spec.drafting, drafter.needs, off_from=spec.off_from, prior=prior, any_width=target.any_width
+        )
         if folder is not None:
             _restore(policy, stored_calibration(folder, spec.name), f"{folder}/{CALIBRATION}", "delete it")
         _restore(policy, spec.learned or {}, "The tuned file", "run foredraft tune again")

@@ -24,14 +24,14 @@ __all__ = [
 SCHEDULES = ("auto", "constant", "heuristic", "calibrated")
 
 
-def policy_for(options: DrafterOptions, needs: Needs, *, off_from: int = 0, prior: float = NEUTRAL) -> Policy:
+def policy_for(options: DrafterOptions, needs: Needs, *, off_from: int = 0, prior: float = NEUTRAL, any_width: bool = False) -> Policy:
     """Make the policy for a method's options.
 
     Args:
         options: of the method.
         needs: of its drafter.
         off_from: draft nothing with this many rows or more; 0 is never.
-        prior: see ``Throughput``.
+        prior, any_width: see ``Throughput``.
 
     Raises:
         OptionError: the schedule is unknown or does not fit these drafts.
@@ -51,6 +51,6 @@ def policy_for(options: DrafterOptions, needs: Needs, *, off_from: int = 0, prio
         "constant": Constant(longest, confidence),
         "heuristic": Heuristic(longest, confidence, longest),
         "calibrated": Calibrated(longest, confidence),
-        "auto": Throughput(needs, prior),
+        "auto": Throughput(needs, prior, any_width=any_width),
     }
     return OffFrom(policies[schedule], off_from) if off_from else policies[schedule]

@@ -13,6 +13,8 @@ from foredraft.engine.step import SIZES
 
 DROPPED = 0
 """The size of a forward whose draft was dropped: one node, but it takes longer than a plain step."""
+EVERY = (*range(1, 9), *(size for size in SIZES if size > 8))
+"""Sizes that a target of any width is asked for."""
 
 
 class AcceptanceModel:
@@ -70,10 +72,13 @@ class ForwardTimes:
 
     SLOPE = 0.05  # least extra time of a node beyond the sizes that are known, as a share of a plain step
     HOPE = 0.03  # a size that was not measured is expected to take so much less than its neighbours say, so it is tried
+    FEW = 8  # nodes of a usual draft
+    SURE = 12  # times after which a size's own mean counts alone, and not what its neighbours say
     STALE, FRESH = 1000, 8  # steps after which an unused size counts as not measured; steps between tables
 
-    def __init__(self, seconds: Mapping[int, float] = {}) -> None:
+    def __init__(self, seconds: Mapping[int, float] = {}, sizes: Sequence[int] = SIZES) -> None:
         self.means = {size: Seconds(value) for size, value in seconds.items()}
+        self._sizes = sizes
         self._last = dict.fromkeys(seconds, 0)
         self.steps = 0  # that were timed
         self._before, self._table_step, self._table = 0, 0, dict[int, float]()
@@ -103,8 +108,16 @@ class ForwardTimes:
             for size, mean in sorted(self.means.items())
             if mean.count and (size == 1 or (size != DROPPED and self.steps - self._last[size] < self.STALE))
         }
-        sizes, rising = [*known], rising_means([(each.value, min(each.count, 24)) for each in known.values()])
-        asked = [size for size in SIZES if size < most] + [size for size in (*SIZES, most) if size >= most][:1]
+        sure = {size: mean.value for size, mean in known.items() if size == 1 or mean.count >= self.SURE}
+        means = []
+        for size, mean in known.items():
+            value = mean.value
+            if size < max(sure) and mean.count < self.SURE:  # it was timed few times, perhaps in a slow moment
+                between = float(np.interp(size, [*sure], [*sure.values()]))
+                value = between + (value - between) * mean.count / self.SURE
+            means.append((value, min(mean.count, 24)))
+        sizes, rising = [*known], rising_means(means)
+        asked = [size for size in self._sizes if size < most] + [size for size in (*SIZES, most) if size >= most][:1]
         slope = max(self.SLOPE * rising[0], (rising[-1] - rising[0]) / max(sizes[-1] - 1, 1))
         inside = np.interp(asked, sizes, rising).tolist()
         self._table = {
@@ -113,6 +126,12 @@ class ForwardTimes:
         }
         self._table_step = self.steps
         return self._table
+
+    @property
+    def node(self) -> float:
+        """Seconds that a node adds to a forward of few nodes."""
+        few = [size for size in self._table if 1 < size <= self.FEW]
+        return (self._table[few[-1]] - self._table[few[0]]) / (few[-1] - few[0]) if len(few) > 1 else 0.0
 
 
 def rising_means(measured: Sequence[tuple[float, int]]) -> list[float]:
@@ -189,9 +208,9 @@ class Pace:
         return {"forward": seconds, "level": self.level.value, **sums, "curve": self.curve}
 
     @classmethod
-    def restored(cls, saved: Mapping[str, Any]) -> "Pace":
-        """From ``state``."""
-        forward = ForwardTimes({int(size): float(seconds) for size, seconds in saved["forward"].items()})
+    def restored(cls, saved: Mapping[str, Any], sizes: Sequence[int] = SIZES) -> "Pace":
+        """From ``state``; ``sizes``: of ``ForwardTimes``."""
+        forward = ForwardTimes({int(size): float(seconds) for size, seconds in saved["forward"].items()}, sizes)
         widths = {int(size): float(count) for size, count in saved["widths"].items()}
         curve, level = [float(value) for value in saved["curve"]], Seconds(float(saved["level"]))
         tokens, levels = float(saved["tokens"]), float(saved["levels"])

@@ -6,8 +6,8 @@ from typing import Any, final
 from foredraft.core.drafter import Needs, Plan, View
 from foredraft.core.worth import Features, Worth
 from foredraft.engine.policy.base import Policy
-from foredraft.engine.policy.estimates import DROPPED, AcceptanceModel, Pace
-from foredraft.engine.step import StepResult
+from foredraft.engine.policy.estimates import DROPPED, EVERY, AcceptanceModel, ForwardTimes, Pace
+from foredraft.engine.step import SIZES, StepResult
 
 NEUTRAL = 0.65
 """Default prior for the acceptance rate of the first drafted token."""
@@ -29,6 +29,7 @@ class Throughput(Policy):
     Args:
         needs: of the drafter.
         prior: expected acceptance rate of the first drafted token.
+        any_width: of the target.
     """
 
     ahead = True
@@ -39,8 +40,9 @@ class Throughput(Policy):
     SWITCH = 0.02  # more than nothing that drafting must gain to start
     RECENT = 0.8  # decay of ``Worth.recent``
 
-    def __init__(self, needs: Needs, prior: float = NEUTRAL) -> None:
+    def __init__(self, needs: Needs, prior: float = NEUTRAL, *, any_width: bool = False) -> None:
         self._needs = needs
+        self._sizes = EVERY if any_width else SIZES
         self._prior = min(max(prior, 0.05), 0.95)
         self._paces: dict[tuple[int, int], Pace] = {}  # by row and temperature bucket
         self._models: dict[int, AcceptanceModel] = {}  # by temperature bucket
@@ -64,6 +66,8 @@ class Throughput(Policy):
         if not cuts:
             size = self.SHOWN if learning else self._size(pace, prices, active, by_nodes, level)
             length, nodes = (length, size) if by_nodes else (min(size, length), 0)
+        if cuts:  # another level is of use with another node
+            level += rate * pace.forward.node
         level = 0.0 if learning else min(level * pace.tried / pace.passed, 0.9 * active)
         lengths = tuple([min(length, limit) for limit in limits])
         return Plan(lengths, 0.0, nodes, level, worth)
@@ -82,7 +86,7 @@ class Throughput(Policy):
             pace.level.add(step.draft_seconds / step.levels)
         extra = max(step.draft_seconds - step.levels * pace.level.value, 0.0) if fresh and pace.steps else 0.0
         if pace.steps >= self.LEARN:
-            pace.drafted(sum([len(result.emitted) for result in step.rows]), width, step.levels, extra)
+            pace.drafted(self._tokens(plan.worth, step), width, step.levels, extra)
         pace.steps += 1
         for number, (row, length, result) in enumerate(zip(view.rows, plan.lengths, step.rows, strict=True)):
             if not length:
@@ -115,14 +119,14 @@ class Throughput(Policy):
             self._models[int(heat)] = AcceptanceModel(Features(*map(float, Features(*weights))))
         for key, saved in state.get("paces", {}).items():
             rows, heat = (int(number) for number in key.split("/"))
-            self._paces[rows, heat] = Pace.restored(saved)
+            self._paces[rows, heat] = Pace.restored(saved, self._sizes)
 
     def _records(self, view: View) -> tuple[Pace, AcceptanceModel]:
         """Of this step's buckets."""
         heat = 0 if view.warp.greedy else 1 + (view.warp.hottest > 0.5)
         key = 1 << (len(view.rows) - 1).bit_length(), heat  # up to 1, 2, 4, 8 rows and so on
         if key not in self._paces:
-            self._paces[key] = Pace()
+            self._paces[key] = Pace(ForwardTimes(sizes=self._sizes))
         if heat not in self._models:
             self._models[heat] = AcceptanceModel()
         return self._paces[key], self._models[heat]
@@ -148,6 +152,14 @@ class Throughput(Policy):
             return pays
         pace.since, pace.trial, pace.wait = 0, steps - 1, 2 * pace.wait
         return not pays
+
+    def _tokens(self, worth: Worth, step: StepResult) -> float:
+        """What a step brought: between its tokens and what was to be expected, which varies less."""
+        emitted = sum([len(result.emitted) for result in step.rows])
+        if not worth.prices or step.tree is None or step.tree.tokens.shape[1] == 1:
+            return emitted
+        expected = sum([sum(worth.values(number, result.nodes)) for number, result in enumerate(step.rows)])
+        return (emitted + expected) / 2
 
     def _by_nodes(self, view: View) -> bool:
         """Whether a draft is limited by its number of nodes, not by its length: of guesses with scores."""

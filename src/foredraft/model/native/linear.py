@@ -10,7 +10,8 @@ from foredraft.model.native.runner import KernelRuntime
 from foredraft.model.native.weights import Arena, PackedMatrix
 
 HEAD_BITS = 8
-"""Of a head's weights."""
+"""Most bits of a head's weights. Beside a target of 4 bits a head has 4, too: it accepts as much, and leaves the target
+more of the caches."""
 
 
 @final
