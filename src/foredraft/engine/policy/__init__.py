@@ -24,7 +24,9 @@ __all__ = [
 SCHEDULES = ("auto", "constant", "heuristic", "calibrated")
 
 
-def policy_for(options: DrafterOptions, needs: Needs, *, off_from: int = 0, prior: float = NEUTRAL, any_width: bool = False) -> Policy:
+def policy_for(
+    options: DrafterOptions, needs: Needs, *, off_from: int = 0, prior: float = NEUTRAL, any_width: bool = False
+) -> Policy:
     """Make the policy for a method's options.
 
     Args:

@@ -179,7 +179,7 @@ class Pace:
         seconds += sum([count * means[width].value for width, count in self.widths.items()])
         return self.tokens / seconds if seconds else 0.0
 
-    def drafted(self, tokens: int, width: int, levels: int, extra: float) -> None:
+    def drafted(self, tokens: float, width: int, levels: int, extra: float) -> None:
         """Add a step that drafted."""
         fade = self.FADE
         self.tokens, self.levels = fade * self.tokens + tokens, fade * self.levels + levels
