@@ -5,6 +5,7 @@ python benchmarks/heads_summary.py --plots    # draw docs/figures/*.svg (needs m
 """
 
 import argparse
+import random
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from foredraft.bench.report.figures_drafts import by_confidence
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "heads.jsonl"
 REAL = ROOT / "benchmarks" / "results" / "smollm2_heads.jsonl"
-SCALING = ROOT / "benchmarks" / "results" / "scaling.jsonl"
+ABLATION = ROOT / "benchmarks" / "results" / "ablation.jsonl"
 FIGURES = ROOT / "docs" / "figures"
 Run = dict[str, Any]
 
@@ -74,6 +75,73 @@ def real(path: Path = REAL) -> str:
         f"per forward, greedy: {origin['evaluation']}.",
     ]
     return "\n".join(lines)
+
+
+QUESTIONS = {
+    "ttt": "training-time test",
+    "ttt-features": "training-time test, loss on features",
+    "no-ttt": "no training-time test",
+    "no-ttt-features": "no training-time test, loss on features",
+    "top-layer": "training-time test, top layer alone",
+    "size": "",
+}
+"""Of ablation.py, in words."""
+_GREEDY = "chain, T=0, "
+
+
+def ablation(path: Path = ABLATION) -> str:
+    """EAGLE's findings: each head's chains by position, and its trees."""
+    kinds = read(path)
+    origin = kinds["provenance"][0]
+    tasks = [name.removeprefix(_GREEDY) for name in kinds["head"][0]["trial"] if name.startswith(_GREEDY)]
+    titles = ["head", "data", *(f"{TITLES.get(task, task)}: chain, tree" for task in tasks), "0-alpha to 4-alpha"]
+    rows = []
+    for head in sorted(kinds["head"], key=lambda each: (each["question"] != "size", each["method"], each["size"])):
+        method = {"eagle": "EAGLE-1", "eagle3": "EAGLE-3"}[head["method"]]
+        question = QUESTIONS[head["question"]]
+        cells = [
+            f"{_interval(head['trial'][f'chain, T=0, {task}'])}, {_interval(head['trial'][f'tree, T=0, {task}'])}"
+            for task in tasks
+        ]
+        alphas = " ".join(f"{alpha:.2f}" for alpha in _alphas(head))
+        rows.append([f"{method}{question and ', '}{question}", f"{head['size']:g}M", *cells, alphas])
+    lines = markdown_table(titles, rows, words=[0])
+    lines += [
+        "",
+        f"{origin['target']}, one seed, three passes over the data, draft vocabulary of EAGLE-3 8,192. Tokens per forward, "
+        f"greedy, {origin['count']} prompts of a task, {origin['new_tokens']} new tokens, with 95 % intervals over prompts; "
+        f"chains of five, trees of 24 nodes; float32 on an {origin['device']}, commit {origin['commit'][:9]}, "
+        f"{origin['date']}. Made by `benchmarks/ablation.py`.",
+    ]
+    return "\n".join(lines)
+
+
+def _length(arm: Run, chosen: Iterable[int] | None = None) -> float:
+    """Tokens per forward over all prompts, or over these."""
+    places = range(len(arm["tokens"])) if chosen is None else list(chosen)
+    return sum(arm["tokens"][i] for i in places) / max(1, sum(arm["forwards"][i] for i in places))
+
+
+def _interval(arm: Run) -> str:
+    """Tokens per forward with the 95 % interval of a bootstrap over prompts."""
+    source, count = random.Random(0), len(arm["tokens"])
+    found = sorted(_length(arm, source.choices(range(count), k=count)) for _ in range(1000))
+    return f"{_length(arm):.2f} ({found[25]:.2f} to {found[974]:.2f})"
+
+
+def _chain(head: Run) -> float:
+    """Acceptance length of greedy chains over all tasks."""
+    arms = [arm for name, arm in head["trial"].items() if name.startswith(_GREEDY)]
+    return sum(sum(arm["tokens"]) for arm in arms) / sum(sum(arm["forwards"]) for arm in arms)
+
+
+def _alphas(head: Run) -> list[float]:
+    """n-alpha: the share of tokens at position n of a chain that is accepted, given that those before are."""
+    arms = [arm for name, arm in head["trial"].items() if name.startswith(_GREEDY)]
+    reached = [sum(sum(arm["accepted_by_depth"][d : d + 1]) for arm in arms) for d in range(5)]
+    drafted = [sum(sum(arm["drafted_by_depth"][d : d + 1]) for arm in arms) for d in range(5)]
+    before = [drafted[0], *reached[:4]]
+    return [own / above for own, above in zip(reached, before, strict=True) if above]
 
 
 def _columns(runs: list[Run]) -> list[tuple[str, float]]:
@@ -139,7 +207,7 @@ def by_place(runs: list[Run], arm: str) -> dict[int, list[float]]:
 
 
 def plots(runs: list[Run]) -> None:
-    """EAGLE-2's figures 5 and 6, and EAGLE-3's figure 1 if there are results of scaling.py."""
+    """EAGLE-2's figures 5 and 6, and EAGLE-3's findings if there are results of ablation.py."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -152,14 +220,14 @@ def plots(runs: list[Run]) -> None:
     FIGURES.mkdir(parents=True, exist_ok=True)
     _plot_places(runs)
     _plot_confidence(runs)
-    if SCALING.exists():
-        _plot_scaling(read(SCALING)["run"])
+    if ABLATION.exists():
+        _plot_ablation(read(ABLATION)["head"])
 
 
-def _figure(width: float, height: float) -> tuple[Any, Any]:
+def _figure(width: float, height: float, parts: int = 1) -> tuple[Any, Any]:
     from matplotlib import pyplot
 
-    return pyplot.subplots(figsize=(width, height), layout="constrained")
+    return pyplot.subplots(1, parts, figsize=(width, height), layout="constrained")
 
 
 def _save(figure: Any, name: str) -> None:
@@ -198,18 +266,26 @@ def _plot_confidence(runs: list[Run]) -> None:
     _save(figure, "confidence.svg")
 
 
-def _plot_scaling(runs: list[Run]) -> None:
-    figure, axes = _figure(4.6, 3.4)
-    for recipe, label in (("eagle", "EAGLE-1's loss"), ("eagle3", "EAGLE-3's")):
-        points = sorted((run["tokens"] / 1e6, run["acceptance_length"]) for run in runs if run["recipe"] == recipe)
-        axes.plot([x for x, _ in points], [y for _, y in points], marker="o", markersize=4, label=label)
-    axes.set_xscale("log", base=2)
-    ticks = sorted({run["tokens"] / 1e6 for run in runs})
-    axes.set_xticks(ticks, [f"{tick:.1g}" for tick in ticks])
-    axes.set(xlabel="training tokens, millions", ylabel="acceptance length, chain of 5, greedy")
-    axes.set_title("Acceptance against training text", loc="left")
-    axes.legend(frameon=False)
-    _save(figure, "scaling.svg")
+def _plot_ablation(heads: list[Run]) -> None:
+    figure, (alphas, sizes) = _figure(8, 3.4, 2)
+    for question, style in (("ttt", "-"), ("ttt-features", "--"), ("no-ttt", "-"), ("no-ttt-features", "--")):
+        head = next(each for each in heads if each["question"] == question and each["seed"] == 0)
+        color = "C0" if question.startswith("ttt") else "C3"
+        alphas.plot(_alphas(head), style, color=color, marker="o", markersize=4, label=QUESTIONS[question])
+    alphas.set(xlabel="position in the chain, n", ylabel="n-alpha, greedy", ylim=(0, 0.8), xticks=range(5))
+    alphas.set_title("Later positions need the training-time test", loc="left")
+    for method, label in (("eagle", "EAGLE-1"), ("eagle3", "EAGLE-3")):
+        own = [each for each in heads if each["method"] == method and each["question"] in ("size", "ttt")]
+        points = sorted((each["size"], _chain(each)) for each in own if each["seed"] == 0)
+        sizes.plot(*zip(*points, strict=True), marker="o", markersize=4, label=label)
+    ticks = sorted({each["size"] for each in heads})
+    sizes.set_xscale("log", base=2)
+    sizes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    sizes.set(xlabel="answer tokens, millions", ylabel="acceptance length, chain of 5, greedy")
+    sizes.set_title("Acceptance against data", loc="left")
+    for axes in (alphas, sizes):
+        axes.legend(frameon=False, fontsize=8)
+    _save(figure, "ablation.svg")
 
 
 def main() -> None:

@@ -132,11 +132,15 @@ def heads(inputs: Inputs) -> list[Command]:
     return [script("heads", *words), script("heads_summary", "--plots")]
 
 
-def scaling(inputs: Inputs) -> list[Command]:
-    out = inputs.heads
-    logs = [f"{name}={out / name / 'log.jsonl'}" for name in ("eagle", "eagle3")]
-    train = ["scripts/sample-heads", str(inputs.corpus), str(out), "eagle", "eagle3"]
-    return [train, script("scaling", *logs), script("heads_summary", "--plots")]
+def ablation(inputs: Inputs) -> list[Command]:
+    answers, files = STATE / "answers", questions(inputs, ("mt_bench", "gsm8k"))
+    excluded = repeated("--exclude", questions(inputs))
+    model = ["-m", inputs.smollm2]
+    return [
+        foredraft("answers", answers, *model, "--weights", "int4", "--own-prompts", "14000", *excluded),
+        script("ablation", "--model", inputs.smollm2, "--data", answers, "--prompts", *files),
+        script("heads_summary", "--plots"),
+    ]
 
 
 def engines(inputs: Inputs, *more: str) -> list[Command]:
@@ -200,12 +204,12 @@ PARTS = {
         lambda i: (i.prompts, i.heads),
         heads,
     ),
-    "scaling": Part(
-        "acceptance against training text, with training: heads.md",
-        10.0,
-        ("scaling.jsonl",),
-        lambda i: (i.corpus,),
-        scaling,
+    "ablation": Part(
+        "EAGLE's findings on a real model, with training (minutes on a GPU): heads.md",
+        60.0,
+        ("ablation.jsonl",),
+        lambda i: (i.smollm2, i.prompts),
+        ablation,
     ),
     "online": Part(
         "online distillation while topics change: methods/online.md",

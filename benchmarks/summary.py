@@ -141,6 +141,7 @@ def pages() -> dict[Path, str]:
         "docs/heads.md": {
             "heads": heads_summary.markdown(read(heads_summary.RESULTS)),
             "real heads": heads_summary.real(),
+            "ablation": heads_summary.ablation(),
         },
     }
     pages = {ROOT / page: filled((ROOT / page).read_text(encoding="utf-8"), some) for page, some in blocks.items()}
