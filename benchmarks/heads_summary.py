@@ -108,10 +108,10 @@ def ablation(path: Path = ABLATION) -> str:
     lines = markdown_table(titles, rows, words=[0])
     lines += [
         "",
-        f"{origin['target']}, one seed, three passes over the data, draft vocabulary of EAGLE-3 8,192. Tokens per forward, "
-        f"greedy, {origin['count']} prompts of a task, {origin['new_tokens']} new tokens, with 95 % intervals over prompts; "
-        f"chains of five, trees of 24 nodes; float32 on an {origin['device']}, commit {origin['commit'][:9]}, "
-        f"{origin['date']}. Made by `benchmarks/ablation.py`.",
+        f"{origin['target']}, one seed, three passes over the data, draft vocabulary of EAGLE-3 8,192. Tokens per "
+        f"forward, greedy, {origin['count']} prompts of a task, {origin['new_tokens']} new tokens, with 95 % intervals "
+        f"over prompts; chains of five, trees of 24 nodes; float32 on an {origin['device']}, commit "
+        f"{origin['commit'][:9]}, {origin['date']}. Made by `benchmarks/ablation.py`.",
     ]
     return "\n".join(lines)
 

@@ -76,7 +76,7 @@ def arms(heads: dict[str, str]) -> dict[str, str]:
     few = {"eagle3-chain", "draft_model"}
     found = {"none": "none"} | {f"{name} auto": spec for name, spec in auto.items()}
     for name, spec in fixed.items():
-        found |= {f"{name} {n}": spec(n) for n in NODES if n <= 8 or name not in few}
+        found |= {f"{name} {n}": spec(n) for n in ((2, 4, 8) if name in few else NODES)}
     return found
 
 
