@@ -75,21 +75,9 @@ def command(head: Head, args: argparse.Namespace, layers: int) -> list[str]:
     options = [str(layers) if word == "TOP" else word for word in head.options]
     settings = {"length": args.length, "batch": args.batch, "lr": args.lr, "seed": head.seed, "validate": 10**9}
     given = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
-    return [
-        *(
-            "foredraft",
-            "train",
-            head.method,
-            "-m",
-            args.model,
-            "--data",
-            str(data / "answers.jsonl"),
-            "--store",
-            str(args.store),
-        ),
-        *("--cache", str(data / "cache"), "--out", str(args.work / head.name)),
-        *("--tokens", str(round(args.passes * tokens)), *own, *given, *options),
-    ]
+    words = ["foredraft", "train", head.method, "-m", args.model, "--data", str(data / "answers.jsonl")]
+    words += ["--store", str(args.store), "--cache", str(data / "cache"), "--out", str(args.work / head.name)]
+    return [*words, "--tokens", str(round(args.passes * tokens)), *own, *given, *options]
 
 
 def write_data(source: Path, size: float, folder: Path) -> None:
@@ -111,7 +99,7 @@ def write_data(source: Path, size: float, folder: Path) -> None:
 
 
 class Trainings:
-    """Trains heads in processes, several at once; an iteration gives each head that is ready, and its seconds."""
+    """Trains heads in processes, several at once; an iteration gives each head when it is ready."""
 
     def __init__(self, todo: Sequence[Head], args: argparse.Namespace, layers: int) -> None:
         self._args, self._layers = args, layers

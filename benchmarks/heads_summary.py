@@ -5,14 +5,13 @@ python benchmarks/heads_summary.py --plots    # draw docs/figures/*.svg (needs m
 """
 
 import argparse
-import random
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from origin import origin_line
 from policy_tables import TITLES
-from reading import markdown_table, quartiles, read
+from reading import interval, markdown_table, quartiles, read
 
 from foredraft.bench.measure.records import Watched
 from foredraft.bench.measure.summary import temperature_label
@@ -87,6 +86,8 @@ QUESTIONS = {
 }
 """Of ablation.py, in words."""
 _GREEDY = "chain, T=0, "
+_SAMPLES = 1000
+"""Of the bootstrap over prompts."""
 
 
 def ablation(path: Path = ABLATION) -> str:
@@ -116,23 +117,23 @@ def ablation(path: Path = ABLATION) -> str:
     return "\n".join(lines)
 
 
-def _length(arm: Run, chosen: Iterable[int] | None = None) -> float:
-    """Tokens per forward over all prompts, or over these."""
-    places = range(len(arm["tokens"])) if chosen is None else list(chosen)
-    return sum(arm["tokens"][i] for i in places) / max(1, sum(arm["forwards"][i] for i in places))
+def _length(prompts: Iterable[tuple[int, int]]) -> float:
+    """Tokens per forward of prompts with so many tokens and forwards."""
+    tokens, forwards = map(sum, zip(*prompts, strict=True))
+    return tokens / max(1, forwards)
 
 
 def _interval(arm: Run) -> str:
-    """Tokens per forward with the 95 % interval of a bootstrap over prompts."""
-    source, count = random.Random(0), len(arm["tokens"])
-    found = sorted(_length(arm, source.choices(range(count), k=count)) for _ in range(1000))
-    return f"{_length(arm):.2f} ({found[25]:.2f} to {found[974]:.2f})"
+    """Tokens per forward with its 95 % interval."""
+    prompts = list(zip(arm["tokens"], arm["forwards"], strict=True))
+    low, high = interval(prompts, _length, _SAMPLES)
+    return f"{_length(prompts):.2f} ({low:.2f} to {high:.2f})"
 
 
 def _chain(head: Run) -> float:
     """Acceptance length of greedy chains over all tasks."""
     arms = [arm for name, arm in head["trial"].items() if name.startswith(_GREEDY)]
-    return sum(sum(arm["tokens"]) for arm in arms) / sum(sum(arm["forwards"]) for arm in arms)
+    return _length(pair for arm in arms for pair in zip(arm["tokens"], arm["forwards"], strict=True))
 
 
 def _alphas(head: Run) -> list[float]:

@@ -1,9 +1,13 @@
 """Reading results files, medians with their spread, and Markdown tables."""
 
 import json
+import random
 import statistics
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 def read(path: Path) -> dict[str, list[dict]]:
@@ -19,6 +23,13 @@ def quartiles(values: list[float]) -> str:
     """Median and quartiles, two digits each."""
     low, middle, high = statistics.quantiles(values, n=4) if len(values) > 1 else (values[0],) * 3
     return f"{middle:.2f} ({low:.2f} to {high:.2f})"
+
+
+def interval(items: Sequence[T], of: Callable[[Sequence[T]], float], samples: int) -> tuple[float, float]:
+    """The 95 % interval of a statistic by the bootstrap over these items."""
+    source = random.Random(0)
+    found = sorted(of(source.choices(items, k=len(items))) for _ in range(samples))
+    return found[int(0.025 * samples)], found[int(0.975 * samples)]
 
 
 def markdown_table(head: Sequence[str], lines: Iterable[Sequence[str]], words: Container[int] = (0,)) -> list[str]:

@@ -10,7 +10,6 @@ command continues an interrupted run. The results file holds no texts. Tables: `
 
 import argparse
 import json
-import random
 import statistics
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from origin import origin_line
-from reading import quartiles
+from reading import interval, quartiles
 
 from foredraft.bench.measure.records import Run, RunFile, read_runs
 from foredraft.bench.measure.summary import acceptance_length, grouped, pairs, ratios
@@ -117,13 +116,6 @@ def length(runs: Iterable[Run]) -> float:
     return acceptance_length(runs) or 1.0
 
 
-def interval(runs: Sequence[Run]) -> tuple[float, float]:
-    """The 95 % interval of ``length`` by the bootstrap over prompts."""
-    chosen = random.Random(0)
-    found = sorted(length(chosen.choices(runs, k=len(runs))) for _ in range(SAMPLES))
-    return found[int(0.025 * SAMPLES)], found[int(0.975 * SAMPLES)]
-
-
 def by_position(runs: Sequence[Run]) -> str:
     """The share of drafted tokens of each depth that is accepted, given that those above are."""
     depths = max((len(run.accepted_by_depth) for run in runs), default=0)
@@ -144,7 +136,7 @@ def methods(path: Path = RESULTS) -> str:
         here = [pair for pair in every if pair.run.temperature == temperature and pair.run.arm != "none"]
         for arm, own in grouped(here, lambda pair: pair.run.arm).items():
             runs = [pair.run for pair in own]
-            low, high = interval(runs)
+            low, high = interval(runs, length, SAMPLES)
             drafting = 1e3 * sum(run.draft_seconds for run in runs) / sum(run.forwards for run in runs)
             row = [arm, quartiles(ratios(own)), f"{length(runs):.2f} ({low:.2f} to {high:.2f})"]
             row += [by_position(runs), f"{drafting:.1f}"]

@@ -161,12 +161,13 @@ def real(path: Path = real_model.RESULTS) -> Claim:
         gains = f"the best drafter under the default policy gains {best.value:.2f}x ({best.name})"
     else:
         gains = f"no drafter gains here; the best under the default policy has {best.value:.2f} of plain ({best.name})"
-    worse = (
-        f"; below 0.98: {', '.join(low)}" if 0 < len(low) < len(rows) / 2 else f"; {len(low)} of {len(rows)} lose more"
-    )
+    if len(low) < len(rows) / 2:
+        worse = f"; below 0.98: {', '.join(low)}" if low else ""
+    else:
+        worse = f"; {len(low)} of {len(rows)} lose more"
     origin = file.provenance[-1]
     return Claim(
-        f"On a real model in 4 bits {gains}{worse if low else ''}. Dots are tasks: the gain depends on the text.",
+        f"On a real model in 4 bits {gains}{worse}. Dots are tasks: the gain depends on the text.",
         facts_of(rows, ".2f"),
         origin_line(origin).replace("float32", str(origin["settings"].get("weights") or "float32")),
         lambda: rows_figure("Speed-up over plain decoding, default policy", rows, "{:.2f}x".format, 1.0),

@@ -13,7 +13,6 @@ was, and a longer one adds rounds. ``--methods`` runs some pairs alone.
 import argparse
 import itertools
 import json
-import random
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -23,7 +22,7 @@ from typing import Any
 
 import torch
 from origin import origin_line, provenance
-from reading import markdown_table, read
+from reading import interval, markdown_table, read
 from seeded_texts import SeededTexts
 
 import foredraft
@@ -104,14 +103,13 @@ def cells(args: argparse.Namespace, done: set[Cell]) -> Iterator[dict[str, Any]]
 
 def ratio(shared: Pairs, drawn: Pairs) -> tuple[float, float, float]:
     """Tokens per forward over those of the ratio rule, with the 95 % bootstrap interval over prompts."""
-    source, both = random.Random(0), list(zip(shared, drawn, strict=True))
+    both = list(zip(shared, drawn, strict=True))
 
     def of(some: Sequence[Any]) -> float:
         left, right = ([sum(column) for column in zip(*side, strict=True)] for side in zip(*some, strict=True))
         return left[0] / left[1] / (right[0] / right[1])
 
-    found = sorted(of(source.choices(both, k=len(both))) for _ in range(SAMPLES))
-    return of(both), found[int(0.025 * SAMPLES)], found[int(0.975 * SAMPLES)]
+    return of(both), *interval(both, of, SAMPLES)
 
 
 def length(texts: Pairs) -> float:
