@@ -16,7 +16,7 @@ from foredraft.files.write import atomic_folder
 from foredraft.heads.formats import save_head
 from foredraft.model.hf.causal_lm import CausalLM
 from foredraft.model.loading.load import load_model
-from foredraft.train.heads.export import save_draft
+from foredraft.train.heads.export import save_model
 from native import needs_compiler
 from processes import disk_for
 
@@ -34,7 +34,7 @@ def writer(kind: str, source: Path) -> Write:
         return lambda folder: foredraft.quantize(source, folder)
     if kind == "draft model":
         loaded = load_model(str(source))
-        return lambda folder: save_draft(loaded.model, folder, loaded, {"recipe": "distil"})
+        return lambda folder: save_model(loaded.model, folder, loaded, {"recipe": "distil"})
     if kind == "answers":
         runs = [
             Run(arm, "t", ("1",), tokens=1, outputs=(OutputRecord("1", 1, 1, "x", (5,), size * "a"),))

@@ -74,6 +74,7 @@ RECIPES: dict[str, tuple[str, ...]] = {
     "prune": ("--shape", "layers=1,heads=2", "--recipe", "samples=12"),
     "prune by masks": ("--shape", "layers=1,heads=2", "--recipe", "by=masks", "--recipe", "mask_tokens=1024"),
     "boost": ("--draft", "DRAFT", "--draft", "DRAFT", "--recipe", "easy=0.5"),
+    "early_exit": ("--recipe", "dropout=0.5"),
     "answers": (
         *("--count", "40", "--prompt-tokens", "12", "--max-new-tokens", "40", "--temperature", "1"),
         *("--max-batch-size", "64", "--drafter", "prompt_lookup", "--device", "cpu", "--dtype", "float32"),

@@ -82,6 +82,16 @@ def test_a_draft_is_pruned_and_drafts(train: Train, place: Path, tmp_path: Path)
     assert_drafts_losslessly(place / "target", f"draft_model:{out / 'draft'}")
 
 
+def test_a_target_learns_to_exit_early(train: Train, tmp_path: Path):
+    out = tmp_path / "out"
+    ended = train("early_exit", "--out", str(out), *SHORT, "--recipe", "exit=2", "--recipe", "curriculum=gradual")
+    assert (ended.status, ended.out) == (0, ""), ended.err
+    use = f"--model {out / 'model'} --drafter early_exit,assistant_early_exit=2\n"
+    assert f"The tuned target is in {out / 'model'}. To use it: {use}" in ended.err
+    assert "target_perplexity" in ended.err
+    assert_drafts_losslessly(out / "model", "early_exit,assistant_early_exit=2")
+
+
 def test_drafts_are_boosted(train: Train, place: Path, tmp_path: Path):
     drafts = ("--draft", str(place / "target"), "--draft", str(place / "target"))
     ended = train("boost", "--out", str(tmp_path), *SHORT, *drafts, "--recipe", "easy=0.5")
@@ -113,6 +123,9 @@ def test_drafts_are_boosted(train: Train, place: Path, tmp_path: Path):
         ("medusa", ("--learning-rate", "1"), "--learning-rate"),
         ("medusa", ("--start", "nowhere"), "nowhere"),
         ("medusa2", ("--store", "1"), "trains the target too"),
+        ("early_exit", ("--draft", "sample"), "early_exit trains a copy of the target: remove --draft."),
+        ("early_exit", ("--shape", "layers=2"), "early_exit has no --shape, which is for prune."),
+        ("early_exit", ("--recipe", "exit=9"), "The target has 3 layers, so exit must be 3 or less, not 9."),
         ("draft", ("--draft", "./nowhere"), "There is no model folder './nowhere'"),
         ("boost", ("--draft", "TARGET", "--draft", "sample"), "has another tokenizer than the target"),
     ],

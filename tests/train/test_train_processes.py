@@ -27,6 +27,7 @@ for method in sys.argv[2:]:
     store = 0.0 if method == "medusa2" else 1.0
     train_head(method, place, place / f"{method}-two", loop, store=store)
 train_draft("draft", place, place / "draft-two", loop, drafts=(str(place / "target"),))
+train_draft("early_exit", place, place / "early_exit-two", loop)
 train_head("eagle3", place, place / "resumed", loop)
 """
 """Each process computes one of the two batches of a step."""
@@ -44,7 +45,9 @@ def test_two_processes_do_what_one_does_that_accumulates_twice_as_much(tmp_path:
     for method in HEADS:
         train_head(method, tmp_path, tmp_path / f"{method}-one", loop)
     train_draft("draft", tmp_path, tmp_path / "draft-one", loop, drafts=(str(tmp_path / "target"),))
-    pairs = {method: (tmp_path / f"{method}-one", tmp_path / f"{method}-two") for method in (*HEADS, "draft")}
+    train_draft("early_exit", tmp_path, tmp_path / "early_exit-one", loop)
+    methods = (*HEADS, "draft", "early_exit")
+    pairs = {method: (tmp_path / f"{method}-one", tmp_path / f"{method}-two") for method in methods}
     pairs["a run that one process began"] = (tmp_path / "eagle3-one", tmp_path / "resumed")
     for name, (one, two) in pairs.items():
         alone, together = weights_of(one), weights_of(two)

@@ -12,9 +12,10 @@ from foredraft.cli.console import busy, errors
 from foredraft.cli.exit_status import Interrupted, terminable
 from foredraft.cli.flags import FlagGroup, flags
 from foredraft.cli.train_progress import Progress
-from foredraft.core.errors import OptionError
+from foredraft.core.errors import DataError, OptionError
 from foredraft.core.options import read_options, read_pairs
 from foredraft.core.sampling.params import check_known
+from foredraft.files.read import read_json
 from foredraft.train.options import HeadShape, LoopOptions
 
 if TYPE_CHECKING:
@@ -72,7 +73,10 @@ def command(
         str, typer.Option("--model", "-m", metavar="TEXT", help="Target: folder, hub name or sample.")
     ] = "sample",
     out: Annotated[
-        str, typer.Option("--out", "-o", metavar="FOLDER", help="Run folder; the result is OUT/head or OUT/draft.")
+        str,
+        typer.Option(
+            "--out", "-o", metavar="FOLDER", help="Run folder; the result is OUT/head, OUT/draft or OUT/model."
+        ),
     ] = "head",
     recipe: Annotated[
         list[str] | None, typer.Option("--recipe", metavar="NAME=VALUE", help=_RECIPE, show_default=False)
@@ -89,8 +93,9 @@ def command(
     """Train a draft head or a draft model for a target.
 
     Heads: eagle, eagle3, medusa, medusa2, hydra, hydra++, blockwise. Models: draft (distilled from the target), prune
-    (pruned from a larger model, then distilled), boost (several, each trained on the errors of the earlier ones). The
-    same command resumes an interrupted run and reaches the same weights.
+    (pruned from a larger model, then distilled), boost (several, each trained on the errors of the earlier ones),
+    early_exit (a copy of the target whose first layers draft). The same command resumes an interrupted run and reaches
+    the same weights.
     """
     check_known("recipe", {method: None}, names.RECIPES)
     if not source.data:
@@ -173,6 +178,10 @@ def _use(method: str, paths: list[Path]) -> str:
     """The path of the result, and how to use it."""
     from foredraft.train.heads.recipes import RECIPES
 
+    if method == "early_exit":
+        layers = read_json(paths[0] / "provenance.json", DataError)["exit"]
+        use = f"--model {paths[0]} --drafter early_exit,assistant_early_exit={layers}"
+        return f"The tuned target is in {paths[0]}. To use it: {use}"
     if method in names.MODELS:
         where = " and ".join(map(str, paths))
         subject = f"The draft model is in {where}." if len(paths) == 1 else f"The draft models are in {where}."

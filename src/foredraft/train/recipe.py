@@ -19,14 +19,15 @@ class TrainBatch:
     """Training windows with the target's hidden states.
 
     ``weights[b, j]``: loss weight of the token *after* position j: 1, or 0 if it is not to be learned (a user's turn).
-    ``hidden``: the target's states by tap. ``seed``: for the recipe's random numbers. ``progress``: fraction of
-    the training that is done.
+    ``hidden``: the target's states by tap. ``seed``: for the recipe's random numbers. ``step``: optimizer steps
+    before this one. ``progress``: fraction of the training that is done.
     """
 
     tokens: Int[Tensor, "B T"]
     weights: Float[Tensor, "B T"]
     hidden: Mapping[int, Float[Tensor, "B T H"]]
     seed: int
+    step: int = 0
     progress: float = 1.0
 
     def rng(self) -> torch.Generator:

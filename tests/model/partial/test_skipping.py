@@ -12,7 +12,7 @@ from foredraft.model.hf.causal_lm import CausalLM
 from foredraft.model.hf.taps import decoder_layers
 from foredraft.model.kv.cache import SlotCache
 from foredraft.model.kv.masks import address_segments
-from foredraft.model.partial.skipping import LayerSkipLM, layers_of
+from foredraft.model.partial.skipping import Exits, LayerSkipLM, layers_of
 from native import needs_compiler, on_native
 from slots import read, whole
 
@@ -257,3 +257,25 @@ def test_layers_that_hand_on_something_else_are_refused():
     layer.forward = lambda *args, **kwargs: [own(*args, **kwargs)]
     with pytest.raises(ModelError, match="cannot run with skipped layers"):
         layers_of(model)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_exits_are_what_a_model_says_that_ends_there(name: str):
+    """One forward for several exits, through the model's own final norm and output layer, and with gradients."""
+    raw = tiny.four(name)
+    model, text = CausalLM(raw, fast=False), tiny.prompts((17,))[0]
+    layers, head = layers_of(model), model.parts().head
+    tokens, exits = torch.tensor([text]), [1, 3, 4]
+    states = Exits(model).states(tokens, exits)
+    for found, exit in zip(states, exits, strict=True):
+        (expected,) = said(layers.first(exit), [text])
+        assert (head(found)[0] - expected).abs().max() < TOLERANCE
+    (expected,) = said(layers.without((1, 2), (1, 2)), [text])
+    dropped = Exits(model).states(tokens, [4], dropped=(1, 2))
+    assert (head(dropped[0])[0] - expected).abs().max() < TOLERANCE
+    assert (dropped[0] - states[2]).abs().max() > 1e-3, "this test cannot fail"
+    assert not forwards(raw)
+    raw.requires_grad_(True)
+    Exits(model).states(tokens, [3])[0].square().sum().backward()
+    learns = [any(weight.grad is not None for weight in layer.parameters()) for layer in decoder_layers(raw)]
+    assert learns == [True, True, True, False]

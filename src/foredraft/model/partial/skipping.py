@@ -7,7 +7,7 @@ Layers are numbered from 0, as in the model's list.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -23,7 +23,7 @@ from foredraft.core.errors import ModelError, first_line
 from foredraft.core.tree import TokenTree
 from foredraft.model.base import TargetModel
 from foredraft.model.hf.causal_lm import MODEL_ERRORS, CausalLM
-from foredraft.model.hf.taps import decoder_layers
+from foredraft.model.hf.taps import Taps, body, decoder_layers
 from foredraft.model.kv.cache import SlotCache
 from foredraft.model.kv.masks import StepIn
 from foredraft.model.memory import has_matrices, stored_bytes
@@ -143,6 +143,11 @@ class _StockLayers(DecoderLayers):
     def __len__(self) -> int:
         return len(self._blocks)
 
+    def replaced(self, outputs: dict[int, Callable[[Tensor], Tensor]]) -> AbstractContextManager[None]:
+        """The context in which each of these layers returns this function of its input."""
+        blocks = {self._blocks[number]: output for number, output in outputs.items()}
+        return _patched([(block, _returning(output, self._parts.returns[block])) for block, output in blocks.items()])
+
     def _without(self, attention: frozenset[int], mlp: frozenset[int]) -> LayerSkipLM:
         whole = attention & mlp
         parts = [part for number in attention - whole for part in self._parts.attention[number]]
@@ -170,6 +175,44 @@ class _StockLayers(DecoderLayers):
         except MODEL_ERRORS:
             return False
         return all(found) and torch.equal(logits, self._all_skipped)
+
+
+@final
+class Exits:
+    """The states that the output layer reads after some of a model's layers, with gradients, for training.
+
+    They are those of ``DecoderLayers.first``, for several numbers of layers in one forward: the model's own code
+    applies what it has between its last layer and its output layer.
+
+    Raises:
+        ModelError: the model cannot run with skipped layers.
+    """
+
+    def __init__(self, model: CausalLM) -> None:
+        self.model = model
+        self._layers = _StockLayers(model)
+        self._body = body(model.model)
+
+    def states(
+        self, tokens: Int[Tensor, "B T"], exits: Sequence[int], dropped: Collection[int] = ()
+    ) -> Float[Tensor, "E B T H"]:
+        """The states after the first ``exits`` layers each.
+
+        Args:
+            dropped: layers that are skipped, numbered from 0.
+        """
+        count = len(self._layers)
+        taps = Taps(self.model.model, [exit for exit in exits if exit < count])
+        with self._layers.replaced(dict.fromkeys(dropped, _unchanged)), taps:
+            last = self._body(input_ids=tokens, use_cache=False)[0]
+            found = taps.take()
+        return torch.stack([last if exit == count else self._after_layers(tokens, found[exit]) for exit in exits])
+
+    def _after_layers(self, tokens: Int[Tensor, "B T"], states: Float[Tensor, "B T H"]) -> Float[Tensor, "B T H"]:
+        """What the output layer reads if the last layer returns ``states``."""
+        last = len(self._layers) - 1
+        with self._layers.replaced({**dict.fromkeys(range(last), _unchanged), last: lambda _: states}):
+            return self._body(input_ids=tokens, use_cache=False)[0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,8 @@ class TrainBatches:
         )
         if self._taps:
             self._source.prefetch(self._windows(first + processes * options.batch, options), self.device, self._taps)
-        return replace(batch, progress=number // options.accumulate / self.steps(options, processes))
+        step = number // options.accumulate
+        return replace(batch, step=step, progress=step / self.steps(options, processes))
 
     def _windows(self, first: int, options: Any) -> list[int]:
         return [self._window(place, options.seed) for place in range(first, first + options.batch)]

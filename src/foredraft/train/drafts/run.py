@@ -1,6 +1,8 @@
-"""Training runs of draft models: distilled, pruned and distilled, or several boost-tuned in turn."""
+"""Training runs of whole models: drafts that are distilled, pruned and distilled, or boost-tuned in turn, and a target
+whose early exits draft."""
 
 import functools
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import numpy as np
 from foredraft.core.errors import DataError, OptionError
 from foredraft.core.sampling.params import check_known
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
+from foredraft.drafters.early_exit import Options as ExitOptions
 from foredraft.files.provenance import fingerprint, provenance, short
 from foredraft.files.write import atomic_write
 from foredraft.model.base import TargetModel
@@ -20,15 +23,19 @@ from foredraft.model.text.tokenizer import check_same_tokenizer
 from foredraft.train.checkpoint import Report
 from foredraft.train.data.batches import TrainBatches
 from foredraft.train.data.tokens import TokenStore
-from foredraft.train.drafts import boost, distil, prune
+from foredraft.train.drafts import boost, distil, early_exit, prune
 from foredraft.train.drafts.distil import DistilRecipe, DraftRun, Student, Teacher
-from foredraft.train.heads.export import check_free, save_draft
+from foredraft.train.heads.export import check_free, save_model
 from foredraft.train.heads.validate import validation_length, validation_losses
 from foredraft.train.loop import train
 from foredraft.train.options import LoopOptions
 from foredraft.train.run_context import Data, RunContext
 
-_CHAIN = DraftOptions(num_assistant_tokens=5, assistant_confidence_threshold=0.0)
+_CHAIN: dict[str, Any] = {"num_assistant_tokens": 5, "assistant_confidence_threshold": 0.0}
+
+
+Validate = Callable[[Any, TrainBatches, TargetModel, LoopOptions], dict[str, float]]
+"""Metrics of a recipe on held-out samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +52,9 @@ DRAFTS = {
     "draft": DraftKind(distil.Options, 1, 1),
     "prune": DraftKind(prune.Options, 0, 1, shaped=True),
     "boost": DraftKind(boost.Options, 2, 64),
+    "early_exit": DraftKind(early_exit.Options, 0, 0),
 }
-"""Recipes for draft models; those for heads are ``train.heads.recipes.RECIPES``."""
+"""Recipes for whole models; those for heads are ``train.heads.recipes.RECIPES``."""
 
 
 def run_drafts(
@@ -62,14 +70,16 @@ def run_drafts(
     device: str | None = None,
     report: Report = lambda line: None,
 ) -> list[Path]:
-    """Train draft models for a target, resuming an interrupted run in the same folder.
+    """Train draft models for a target, or a copy of it for early exits, resuming an interrupted run in the same folder.
 
     Args:
         method: draft: distil the one model in ``drafts``; prune: prune it (default: the target) to ``shape`` and distil
-            the result; boost: distil ``drafts`` in turn, each on the errors of the earlier ones.
+            the result; boost: distil ``drafts`` in turn, each on the errors of the earlier ones; early_exit: train a
+            copy of the target.
 
     Returns:
-        the folders of the finished models: ``out/draft``, or for boost ``out/1/draft``, ``out/2/draft`` and so on.
+        the folders of the finished models: ``out/draft``, for boost ``out/1/draft``, ``out/2/draft`` and so on, for
+        early_exit ``out/model``.
 
     Raises:
         UsageError: invalid data, options, target or drafts.
@@ -77,8 +87,10 @@ def run_drafts(
     check_known("recipe", {method: None}, list(DRAFTS))
     check_parts(method, drafts, shape)
     loop, options = loop or LoopOptions(), recipe_options or DRAFTS[method].options()
-    with RunContext.open(target_name, out, data, device) as context:
+    with RunContext.open(target_name, out, data, device, partial=method == "early_exit") as context:
         run = DraftRun(context, method, target_name, options, loop, report)
+        if method == "early_exit":
+            return [_early_exit(run)]
         if method == "boost":
             return _boost(run, drafts)
         if method == "prune":
@@ -97,6 +109,8 @@ def check_parts(method: str, drafts: tuple[str, ...], shape: prune.PrunedShape |
     if len(drafts) < kind.fewest:
         number = "a model" if kind.fewest == 1 else f"{kind.fewest} or more models"
         raise OptionError(f"{method} trains {number}: give the initial model with --draft MODEL.")
+    if drafts and not kind.most:
+        raise OptionError(f"{method} trains a copy of the target: remove --draft.")
     if len(drafts) > kind.most:
         raise OptionError(f"{method} takes one --draft, not {len(drafts)}; boost takes several.")
     if kind.shaped != (shape is not None):
@@ -107,7 +121,21 @@ def check_parts(method: str, drafts: tuple[str, ...], shape: prune.PrunedShape |
 def _distil(run: DraftRun, name: str) -> Path:
     run.context.check_resume(_terms(run, {"draft": short(name)}))
     recipe = _recipe(run, _load_draft(run.context, name))
-    return _train_draft(run, recipe, run.context.folder, run.context.store, {"start": short(name)})
+    return _train_model(run, recipe, run.context.folder, run.context.store, {"start": short(name)})
+
+
+def _early_exit(run: DraftRun) -> Path:
+    context, name = run.context, Path(run.target_name).name
+    context.check_resume(_terms(run, {}))
+    tuned = CausalLM(_load_draft(context, run.target_name), fast=False)
+    recipe = early_exit.EarlyExitRecipe(tuned, context.target, run.options)
+    chain = ExitOptions(assistant_early_exit=recipe.exit, **_CHAIN)
+    validate = functools.partial(early_exit.validate, chain)
+    notes = {"exit": recipe.exit, "target": f"the model here, tuned from {name}: lossless for it, not for {name}"}
+    try:
+        return _train_model(run, recipe, context.folder, context.store, notes, result="model", validate=validate)
+    finally:
+        tuned.close()
 
 
 def _prune(run: DraftRun, name: str | None, shape: prune.PrunedShape) -> Path:
@@ -121,7 +149,7 @@ def _prune(run: DraftRun, name: str | None, shape: prune.PrunedShape) -> Path:
         context.check_resume(terms, context.folder / "masks")
     small = prune.pruned(run, source, wanted)
     del source
-    return _train_draft(run, _recipe(run, small), context.folder, context.store, notes)
+    return _train_model(run, _recipe(run, small), context.folder, context.store, notes)
 
 
 def _boost(run: DraftRun, names: tuple[str, ...]) -> list[Path]:
@@ -141,7 +169,7 @@ def _boost(run: DraftRun, names: tuple[str, ...]) -> list[Path]:
         recipe = _recipe(run, _load_draft(context, name))
         notes = {"start": short(name), "after": [short(each) for each in names[: number - 1]]}
         run.report({"note": f"draft {number} of {len(names)} trains on {learns:.0%} of the data"})
-        drafts.append(_train_draft(run, recipe, folder, rest, {**notes, "learns": learns}))
+        drafts.append(_train_model(run, recipe, folder, rest, {**notes, "learns": learns}))
         if number < len(names):
             rest = _rest(run, recipe, rest, folder)
     return drafts
@@ -181,26 +209,35 @@ def _recipe(run: DraftRun, model: Any) -> DistilRecipe:
     return DistilRecipe(Student(model), Teacher(run.context.target, run.options))
 
 
-def _train_draft(run: DraftRun, recipe: DistilRecipe, folder: Path, store: TokenStore, notes: dict[str, Any]) -> Path:
-    """Train a draft model and save it in ``folder/draft``."""
-    context, loop = run.context, run.loop
-    check_free(folder / "draft")
-    batches = context.batches(recipe.taps, loop, store)
-    validate = functools.partial(_validate, recipe, batches, context.target, loop)
-    train(recipe, batches, folder, loop, validate=validate, report=run.report, accelerator=context.accelerator)
-    if context.first:
-        origin = {**provenance(), "recipe": run.method, "model": Path(run.target_name).name, **notes}
-        save_draft(recipe.net.model, folder / "draft", context.loaded, {**origin, "validation": validate()})
-    context.accelerator.wait_for_everyone()
-    return folder / "draft"
-
-
 def _validate(recipe: DistilRecipe, batches: TrainBatches, target: TargetModel, loop: LoopOptions) -> dict[str, float]:
     """Metrics on held-out samples, and the acceptance length of the draft's chains."""
-    metrics = validation_losses(recipe, batches, loop)
+    metrics, chain = validation_losses(recipe, batches, loop), DraftOptions(**_CHAIN)
     draft = CausalLM(recipe.net.model, fast=False, verify=False)
     try:
-        metrics["acceptance_length"] = validation_length(target, DraftModel(_CHAIN, draft, target.vocab_size), batches)
+        metrics["acceptance_length"] = validation_length(target, DraftModel(chain, draft, target.vocab_size), batches)
     finally:
         draft.close()
     return metrics
+
+
+def _train_model(
+    run: DraftRun,
+    recipe: Any,
+    folder: Path,
+    store: TokenStore,
+    notes: dict[str, Any],
+    *,
+    result: str = "draft",
+    validate: Validate = _validate,
+) -> Path:
+    """Train the recipe's model and save it in ``folder/result``."""
+    context, loop, made = run.context, run.loop, folder / result
+    check_free(made)
+    batches = context.batches(recipe.taps, loop, store)
+    validation = functools.partial(validate, recipe, batches, context.target, loop)
+    train(recipe, batches, folder, loop, validate=validation, report=run.report, accelerator=context.accelerator)
+    if context.first:
+        origin = {**provenance(), "recipe": run.method, "model": Path(run.target_name).name, **notes}
+        save_model(recipe.net.model, made, context.loaded, {**origin, "validation": validation()})
+    context.accelerator.wait_for_everyone()
+    return made

@@ -1,4 +1,4 @@
-"""Saves a run's result: a head, a tuned target with its heads, or a draft model, with provenance."""
+"""Saves a run's result: a head, a tuned target, or a draft model, with provenance."""
 
 import dataclasses
 import json
@@ -70,8 +70,8 @@ def save_target_and_heads(net: Medusa, folder: Path, loaded: Loaded, notes: dict
     _save_model(loaded.model, folder, loaded, notes, kept)
 
 
-def save_draft(model: Any, folder: Path, loaded: Loaded, notes: dict[str, Any]) -> None:
-    """Save a draft model with the target's tokenizer, as a folder that transformers loads.
+def save_model(model: Any, folder: Path, loaded: Loaded, notes: dict[str, Any]) -> None:
+    """Save a trained model with the target's tokenizer, as a folder that transformers loads.
 
     Atomic, in bfloat16; also converts the model in memory.
 

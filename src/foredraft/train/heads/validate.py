@@ -13,6 +13,7 @@ from foredraft.engine.policy import Constant
 from foredraft.heads.nets.hydra import Hydra
 from foredraft.heads.nets.medusa import Medusa
 from foredraft.model.base import TargetModel
+from foredraft.model.kv.cache import SlotCache
 from foredraft.train.data.batches import TrainBatches
 from foredraft.train.devices import autocast
 from foredraft.train.heads.medusa_hydra import logits_ahead
@@ -32,10 +33,16 @@ def validation_losses(recipe: Recipe, batches: TrainBatches, loop: LoopOptions) 
         return mean_losses(recipe, batches.held_out(_PROMPTS))
 
 
-def validation_length(target: TargetModel, drafter: Drafter, batches: TrainBatches) -> float:
-    """Acceptance length of a drafter, with the starts of held-out samples as prompts."""
+def validation_length(
+    target: TargetModel, drafter: Drafter, batches: TrainBatches, cache: SlotCache | None = None
+) -> float:
+    """Acceptance length of a drafter, with the starts of held-out samples as prompts.
+
+    Args:
+        cache: the target's, if the drafter shares it.
+    """
     prompts = [batch.tokens[0, :_PROMPT].tolist() for batch in batches.held_out(_PROMPTS, ())]
-    return round(acceptance_length(target, drafter, prompts, _NEW), 4)
+    return round(acceptance_length(target, drafter, prompts, _NEW, cache), 4)
 
 
 def mean_losses(recipe: Recipe, batches: Sequence[TrainBatch]) -> dict[str, float]:
@@ -46,11 +53,15 @@ def mean_losses(recipe: Recipe, batches: Sequence[TrainBatch]) -> dict[str, floa
 
 
 def acceptance_length(
-    target: TargetModel, drafter: Drafter, prompts: Sequence[Sequence[int]], new_tokens: int
+    target: TargetModel,
+    drafter: Drafter,
+    prompts: Sequence[Sequence[int]],
+    new_tokens: int,
+    cache: SlotCache | None = None,
 ) -> float:
     """Tokens per target forward in the decoding loop, all prompts in one batch."""
     target.tap(drafter.needs.hidden_layers)
-    engine = Engine(target, drafter, Constant(drafter.needs.longest), max_rows=len(prompts))
+    engine = Engine(target, drafter, Constant(drafter.needs.longest), max_rows=len(prompts), cache=cache)
     params = SamplingParams(max_new_tokens=new_tokens, min_new_tokens=new_tokens)
     requests = [engine.request(prompt, params, ()) for prompt in prompts]
     sequences = engine.submit(requests, lambda tokens: "", derive_seeds(0, len(requests)))
