@@ -50,10 +50,12 @@ class Verdict:
     """The accepted path and the bonus token that the target emits after it.
 
     ``path`` has tree.depth + 1 columns: the accepted nodes, starting with the root (node 0), padded with -1.
+    ``in_order``: whether the path of every row is known to be nodes 0, 1, 2, ...
     """
 
     path: Int[Tensor, "B D"]
     bonus: Int[Tensor, "B"]
+    in_order: bool = False
 
     def accepted(self) -> Int[Tensor, "B"]:
         """Accepted drafted tokens of each row (bonus and root not counted)."""
@@ -68,10 +70,12 @@ class Verdict:
         return shifted.scatter(1, self.accepted()[:, None], self.bonus[:, None])
 
     def on_path(self, values: Float[Tensor, "B N V"]) -> Float[Tensor, "B D V"]:
-        """The values at each node of the path: entry i belongs to emitted token i; after the path they are the root's.
+        """The values at each node of the path: entry i belongs to emitted token i; after the path they are any node's.
 
-        ``values`` has an entry for each node of the tree.
+        ``values`` has an entry for each node of the tree. The result may share its memory.
         """
+        if self.in_order:
+            return values[:, : self.path.shape[1]]
         nodes = self.path.clamp(min=0)
         if len(nodes) == 1:
             return values.index_select(1, nodes[0])

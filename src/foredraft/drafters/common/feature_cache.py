@@ -78,10 +78,13 @@ class DraftState(NamedTuple):
 
 
 class _PendingStates(NamedTuple):
-    """Target states whose features are not computed yet: of these rows, from these positions on."""
+    """Target states whose features are not computed yet: of these rows, from these positions on.
+
+    ``starts``: None on a CPU, where the host knows them.
+    """
 
     rows: tuple[int, ...]
-    starts: Int[Tensor, "B"]
+    starts: Int[Tensor, "B"] | None
     host_lengths: tuple[int, ...]
     hidden: Mapping[int, Float[Tensor, "B D H"]]
 
@@ -172,15 +175,16 @@ class FeatureCache:
 
     def commit(self, view: View, verdict: Verdict, out: StepOut) -> None:
         """Store the features of the accepted path; later slots are overwritten by the next step."""
-        alone = verdict.path.shape[1] == 1
-        if alone and not self._replay.records:  # a recorded forward writes to the same tensors each time
+        width = verdict.path.shape[1]
+        if width == 1 and not self._replay.records:  # a recorded forward writes to the same tensors each time
             hidden = out.hidden
         else:
             hidden = {tap: verdict.on_path(states) for tap, states in out.hidden.items()}
-        if not alone:
+        if width > 1:
             self._flush()
-        self._pending.append(_PendingStates(view.rows, view.lengths - 1, view.host_lengths, hidden))
-        if not alone or len(self._pending) >= _MAX_PENDING:
+        starts = None if view.lengths.device.type == "cpu" else view.lengths - 1
+        self._pending.append(_PendingStates(view.rows, starts, view.host_lengths, hidden))
+        if width > 1 or len(self._pending) >= _MAX_PENDING:
             self._flush()
 
     def _flush(self) -> None:
@@ -188,14 +192,20 @@ class FeatureCache:
         if not self._pending:
             return
         steps = self._pending
-        features = self._to_features({tap: torch.cat([step.hidden[tap] for step in steps]) for tap in steps[0].hidden})
+        taps = steps[0].hidden
+        together = taps if len(steps) == 1 else {tap: torch.cat([step.hidden[tap] for step in steps]) for tap in taps}
+        features = self._to_features(together)
         width = features.shape[1]
         rows = [row for step in steps for row in step.rows]
         ends = [length - 1 + width for step in steps for length in step.host_lengths]
         self._reserve(max(rows) + 1, max(ends), features.shape[2])
-        starts = torch.cat([step.starts for step in steps])[:, None]
-        slots = starts + torch.arange(width, device=features.device)
-        self._features[to_device(rows, features.device)[:, None], slots] = features
+        on_device = [step.starts for step in steps if step.starts is not None]
+        if on_device:
+            slots = torch.cat(on_device)[:, None] + torch.arange(width, device=features.device)
+            self._features[to_device(rows, features.device)[:, None], slots] = features
+        else:
+            for row, end, own in zip(rows, ends, features, strict=True):
+                self._features[row, end - width : end] = own
         for row, end in zip(rows, ends, strict=True):
             self._fill(row, end)
         self._pending = []  # last, so that an interrupted flush is repeated

@@ -83,11 +83,12 @@ class ForwardTimes:
         self.steps = 0  # that were timed
         self._before, self._table_step, self._table = 0, 0, dict[int, float]()
 
-    def add(self, size: int, seconds: float) -> None:
-        """Add a step. A plain one counts after another: between drafts it takes longer."""
+    def add(self, size: int, seconds: float, *, timed: bool = True) -> None:
+        """Add a step; ``timed``: whether its time counts. A plain one counts after another: between drafts it takes
+        longer."""
         before, self._before = self._before, size
         self.steps += 1
-        if size == 1 and before != 1:
+        if not timed or (size == 1 and before != 1):
             return
         if size not in self.means:
             self.means[size], self._table_step = Seconds(), 0

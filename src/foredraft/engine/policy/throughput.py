@@ -39,6 +39,7 @@ class Throughput(Policy):
     OFTEN, SOON = 16, 4  # least steps between trials; SOON where they cost the draft alone
     SWITCH = 0.02  # more than nothing that drafting must gain to start
     RECENT = 0.8  # decay of ``Worth.recent``
+    YOUNG = 4  # tokens of an output: steps after a prompt take longer than later ones, and are not timed
 
     def __init__(self, needs: Needs, prior: float = NEUTRAL, *, any_width: bool = False) -> None:
         self._needs = needs
@@ -78,14 +79,15 @@ class Throughput(Policy):
         pace, model = self._records(view)
         width = 1 if step.tree is None else step.tree.tokens.shape[1]
         width = DROPPED if width == 1 and plan.worth is not None else width
-        pace.forward.add(width, step.verify_seconds + step.host_seconds)
+        timed = not view.outputs or max(map(len, view.outputs)) >= self.YOUNG
+        pace.forward.add(width, step.verify_seconds + step.host_seconds, timed=timed)
         if plan.worth is None:
             return
         fresh = any(length and row not in self._recent for row, length in zip(view.rows, plan.lengths, strict=True))
-        if not fresh and step.levels:
+        if not fresh and step.levels and timed:
             pace.level.add(step.draft_seconds / step.levels)
         extra = max(step.draft_seconds - step.levels * pace.level.value, 0.0) if fresh and pace.steps else 0.0
-        if pace.steps >= self.LEARN:
+        if pace.steps >= self.LEARN and width in pace.forward.means:
             pace.drafted(self._tokens(plan.worth, step), width, step.levels, extra)
         pace.steps += 1
         for number, (row, length, result) in enumerate(zip(view.rows, plan.lengths, step.rows, strict=True)):

@@ -121,5 +121,5 @@ class TreeDrafter:
         with engine.lock:
             c.check(engine.library.draft(engine.handle, self.model, given, kernel_threads()))
         kept = slice(1 + drafted[0])
-        tree = TokenTree(tokens[:, kept], parents[:, kept], depth=drafted[1])
+        tree = TokenTree(tokens[:, kept], parents[:, kept], depth=drafted[1], linear=size.children == 1)
         return Draft(tree, Law.FIXED, scores=scores[:, kept])
