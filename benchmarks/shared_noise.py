@@ -66,6 +66,9 @@ PAIRS = (
     Pair("OPT-Tree", "opt_tree:{draft},nodes=16,depth=6,top_k=8", "traversal", SEQUOIA % 16),
     Pair("SpecInfer, 2x2x1", "specinfer:{draft},expansion=2x2x1", "traversal"),
     Pair("cascade", "cascade:{draft}+[max_gram,num_assistant_tokens=3]", "block"),
+    Pair("universal", "universal:{draft},method=tli,num_assistant_tokens=4", "block"),
+    Pair("partial, window", "partial,cache=window,num_assistant_tokens=4,budget=64,chunk=8", "block"),
+    Pair("triforce", "triforce:{draft},gamma=4,budget=64", "block"),
 )
 """Trees drawn for a ratio rule are static; beside OPT-Tree's, Sequoia's is drawn. There is no bundled head of Hydra."""
 
