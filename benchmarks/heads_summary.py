@@ -11,7 +11,7 @@ from typing import Any
 
 from origin import origin_line
 from policy_tables import TITLES
-from reading import interval, markdown_table, quartiles, read
+from reading import acceptance_interval, markdown_table, per_forward, quartiles, read
 
 from foredraft.bench.measure.records import Watched
 from foredraft.bench.measure.summary import temperature_label
@@ -86,8 +86,6 @@ QUESTIONS = {
 }
 """Of ablation.py, in words."""
 _GREEDY = "chain, T=0, "
-_SAMPLES = 1000
-"""Of the bootstrap over prompts."""
 
 
 def ablation(path: Path = ABLATION) -> str:
@@ -100,10 +98,8 @@ def ablation(path: Path = ABLATION) -> str:
     for head in sorted(kinds["head"], key=lambda each: (each["question"] != "size", each["method"], each["size"])):
         method = {"eagle": "EAGLE-1", "eagle3": "EAGLE-3"}[head["method"]]
         question = QUESTIONS[head["question"]]
-        cells = [
-            f"{_interval(head['trial'][f'chain, T=0, {task}'])}, {_interval(head['trial'][f'tree, T=0, {task}'])}"
-            for task in tasks
-        ]
+        found = {name: acceptance_interval(arm) for name, arm in head["trial"].items()}
+        cells = [f"{found[f'chain, T=0, {task}']}, {found[f'tree, T=0, {task}']}" for task in tasks]
         alphas = " ".join(f"{alpha:.2f}" for alpha in _alphas(head))
         rows.append([f"{method}{question and ', '}{question}", f"{head['size']:g}M", *cells, alphas])
     lines = markdown_table(titles, rows, words=[0])
@@ -117,23 +113,10 @@ def ablation(path: Path = ABLATION) -> str:
     return "\n".join(lines)
 
 
-def _length(prompts: Iterable[tuple[int, int]]) -> float:
-    """Tokens per forward of prompts with so many tokens and forwards."""
-    tokens, forwards = map(sum, zip(*prompts, strict=True))
-    return tokens / max(1, forwards)
-
-
-def _interval(arm: Run) -> str:
-    """Tokens per forward with its 95 % interval."""
-    prompts = list(zip(arm["tokens"], arm["forwards"], strict=True))
-    low, high = interval(prompts, _length, _SAMPLES)
-    return f"{_length(prompts):.2f} ({low:.2f} to {high:.2f})"
-
-
 def _chain(head: Run) -> float:
     """Acceptance length of greedy chains over all tasks."""
     arms = [arm for name, arm in head["trial"].items() if name.startswith(_GREEDY)]
-    return _length(pair for arm in arms for pair in zip(arm["tokens"], arm["forwards"], strict=True))
+    return per_forward(pair for arm in arms for pair in zip(arm["tokens"], arm["forwards"], strict=True))
 
 
 def _alphas(head: Run) -> list[float]:

@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Callable
 from pathlib import Path
 
+import early_exit
 import shared_noise
 from origin import origin_line
 from reading import markdown_table, quartiles, read
@@ -121,6 +122,7 @@ UNIVERSAL = ("universal", "transformers_universal")
 """Names of our arm and theirs in the runs of target-65m."""
 
 TABLES: dict[str, Callable[[], str]] = {
+    "early_exit": early_exit.table,
     "triforce": triforce,
     "pruned_drafts": depth,
     "online": online,

@@ -32,6 +32,19 @@ def interval(items: Sequence[T], of: Callable[[Sequence[T]], float], samples: in
     return found[int(0.025 * samples)], found[int(0.975 * samples)]
 
 
+def per_forward(prompts: Iterable[tuple[int, int]]) -> float:
+    """Tokens per forward of prompts with so many tokens and forwards."""
+    tokens, forwards = map(sum, zip(*prompts, strict=True))
+    return tokens / max(1, forwards)
+
+
+def acceptance_interval(arm: dict) -> str:
+    """Tokens per forward with its 95 % interval; ``tokens`` and ``forwards`` of an arm are by prompt."""
+    prompts = list(zip(arm["tokens"], arm["forwards"], strict=True))
+    low, high = interval(prompts, per_forward, 1000)
+    return f"{per_forward(prompts):.2f} ({low:.2f} to {high:.2f})"
+
+
 def markdown_table(head: Sequence[str], lines: Iterable[Sequence[str]], words: Container[int] = (0,)) -> list[str]:
     """A Markdown table, line by line. The columns in ``words`` are text, the others numbers."""
     rule = ["---" if column in words else "---:" for column in range(len(head))]

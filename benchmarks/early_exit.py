@@ -1,0 +1,238 @@
+"""Early exits of a model before and after `foredraft train early_exit`: acceptance, and the quality of both models.
+
+    foredraft train early_exit --model MODEL --data build/answers --out build/exit --lr 3e-4 --recipe share=0.25
+    python benchmarks/early_exit.py --model MODEL --trained build/exit/model --prompts mt_bench.jsonl gsm8k.jsonl
+
+Acceptance: chains of each length from exits after a quarter and after half of the layers. Quality: the perplexity of
+the reference answers in the prompt files, how often the likeliest next token there is the original's, and, where a
+reference ends with "#### NUMBER" (GSM8K), how many greedy answers end with that number. `--parts` runs some of this, so
+that several processes can share it; what the results have already is not run again.
+"""
+
+import argparse
+import fcntl
+import json
+import math
+import re
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from ablation import tokenized
+from origin import provenance
+from reading import acceptance_interval, markdown_table, per_forward, read
+
+import foredraft
+from foredraft.files.provenance import shortened
+from foredraft.model.partial.skipping import layers_of
+
+RESULTS = Path(__file__).resolve().parent / "results" / "early_exit.jsonl"
+MODELS = ("original", "trained")
+TITLES = {"mt_bench": "MT-bench", "gsm8k": "GSM8K", "humaneval": "HumanEval", "alpaca": "Alpaca", "sum": "CNN/DM"}
+CHAIN = "num_assistant_tokens_schedule=constant,assistant_confidence_threshold=0"
+_BATCH, _LONGEST = 8, 512  # reference answers in a forward, and the most tokens of each with its prompt
+
+
+def arms(model: str, args: argparse.Namespace, done: set[str]) -> Iterator[dict[str, Any]]:
+    """The chains of one of the two models, all prompts at once, and how many texts are plain decoding's."""
+    path = args.model if model == "original" else args.trained
+    rows = {"max_batch_size": len(args.prompts) * args.count, "kv_cache_memory_bytes": args.kv_cache_memory_bytes}
+    with foredraft.load(path, "none", dtype="float32", device=args.device, **rows) as plain:
+        prompts, layers = tokenized(plain, args.prompts, args.count), plain.engine.target.layers
+        flat = [prompt for own in prompts.values() for prompt in own]
+        for temperature in args.temperatures:
+            limits, expected = {"max_new_tokens": args.new_tokens, "temperature": temperature, "seed": 1}, None
+            for exit in args.exits or (layers // 4, layers // 2):
+                for chain in args.chains:
+                    facts = {"model": model, "exit": exit, "chain": chain, "temperature": temperature}
+                    name = ", ".join(f"{key} {value}" for key, value in facts.items())
+                    if name in done:
+                        continue
+                    expected = expected or plain.generate(flat, **limits)
+                    spec = f"early_exit,assistant_early_exit={exit},num_assistant_tokens={chain},{CHAIN}"
+                    with foredraft.load(plain, spec, **rows) as generator:
+                        begin = time.perf_counter()
+                        results = generator.generate(flat, **limits)
+                        seconds = time.perf_counter() - begin
+                    same = sum(a.tokens == b.tokens for a, b in zip(results, expected, strict=True))
+                    cost = round(layers_of(plain.engine.target).first(exit).cost, 4)
+                    ordered, tasks = iter(results), {}
+                    for task, own in prompts.items():
+                        stats = [next(ordered).stats for _ in own]
+                        total = sum(stats, foredraft.DecodeStats())
+                        tasks[task] = {
+                            "tokens": [each.tokens for each in stats],
+                            "forwards": [each.target_forwards for each in stats],
+                            "accepted_by_depth": total.accepted_by_depth,
+                            "drafted_by_depth": total.drafted_by_depth,
+                        }
+                    yield {"kind": "arm", "name": name, **facts, "cost": cost, "same": same, "prompts": len(flat)} | {
+                        "seconds": round(seconds, 3),
+                        "tasks": tasks,
+                    }
+
+
+def quality(args: argparse.Namespace, done: set[str]) -> Iterator[dict[str, Any]]:
+    """Both models on the reference answers of each prompt file that has some."""
+    rows = {"max_batch_size": args.count, "kv_cache_memory_bytes": args.kv_cache_memory_bytes}
+    given = {"dtype": "float32", "device": args.device, **rows}
+    with (
+        foredraft.load(args.model, "none", **given) as original,
+        foredraft.load(args.trained, "none", **given) as trained,
+    ):
+        for file in args.prompts:
+            task = file.parent.name if file.stem == "question" else file.stem
+            lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()[: args.count]]
+            lines = [line for line in lines if line.get("reference")]
+            if not lines or f"quality {task}" in done:
+                continue
+            turns = [each["turns"][0] for each in lines]
+            references = [re.sub(r"<<.*?>>", "", each["reference"][0]) for each in lines]
+            line: dict[str, Any] = {"kind": "quality", "name": f"quality {task}", "task": task, "answers": len(lines)}
+            line |= scores([original, trained], list(zip(turns, references, strict=True)))
+            wanted = [found[1] if (found := re.search(r"#### *(\S+)", each)) else None for each in references]
+            if all(wanted):
+                for name, generator in zip(MODELS, (original, trained), strict=True):
+                    chats = [[{"role": "user", "content": turn}] for turn in turns]
+                    results = generator.generate(chats, max_new_tokens=args.answer_tokens)
+                    ends = [last_number(result.text) for result in results]
+                    line[f"right_{name}"] = sum(a == number(b) for a, b in zip(ends, wanted, strict=True))
+            yield line
+
+
+@torch.inference_mode()
+def scores(generators: Sequence[Any], chats: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """Perplexities of the answers in these chats by each model, and the share of equal likeliest tokens."""
+    tokenizer, device = generators[0].tokenizer, generators[0].engine.target.device
+    losses, equal, count = [0.0] * len(generators), 0, 0
+    for begin in range(0, len(chats), _BATCH):
+        some = [
+            tokenizer.encode_turns([{"role": "user", "content": turn}, {"role": "assistant", "content": answer}])
+            for turn, answer in chats[begin : begin + _BATCH]
+        ]
+        length = min(_LONGEST, max(len(ids) for ids, _ in some))
+        padded = [[(row + [0] * length)[:length] for row in rows] for rows in zip(*some, strict=True)]
+        tokens, counts = (torch.tensor(rows, device=device) for rows in padded)
+        asked = counts[:, 1:].bool()
+        laws = [each.engine.target.stock_logits(tokens)[:, :-1][asked].float().log_softmax(-1) for each in generators]
+        for place, law in enumerate(laws):
+            losses[place] -= float(law.gather(-1, tokens[:, 1:][asked][:, None]).sum())
+        equal += int((laws[0].argmax(-1) == laws[-1].argmax(-1)).sum())
+        count += int(asked.sum())
+    perplexities = {f"perplexity_{name}": math.exp(loss / count) for name, loss in zip(MODELS, losses, strict=True)}
+    return {"tokens": count, **perplexities, "equal": equal}
+
+
+def number(text: str) -> float | None:
+    """The value of a number with thousands separators; None for other text."""
+    try:
+        return float(text.replace(",", ""))
+    except ValueError:
+        return None
+
+
+def last_number(text: str) -> float | None:
+    found = re.findall(r"-?\d[\d,]*(?:\.\d+)?", text)
+    return number(found[-1].rstrip(",")) if found else None
+
+
+def training(trained: Path) -> dict[str, Any]:
+    """Of the run that made a model: its command, tokens, seconds and last validation."""
+    notes = json.loads((trained / "provenance.json").read_text(encoding="utf-8"))
+    log = (trained.parent / "log.jsonl").read_text(encoding="utf-8").splitlines()
+    last = next(line for line in map(json.loads, reversed(log)) if "seconds" in line)
+    return {
+        "command": notes["command"],
+        "device": notes["device"],
+        "commit": notes["commit"],
+        "validation": notes["validation"],
+        "tokens": last["tokens"],
+        "seconds": last["seconds"],
+    }
+
+
+def table(path: Path = RESULTS) -> str:
+    """Chains and quality before and after the training; empty without results."""
+    if not path.exists():
+        return ""
+    kinds = read(path)
+    origin, order = kinds["provenance"][0], {name: place for place, name in enumerate(MODELS)}
+    tasks = list(kinds["arm"][0]["tasks"])
+    rows = []
+    for arm in sorted(kinds["arm"], key=lambda a: (a["temperature"], a["exit"], a["chain"], order[a["model"]])):
+        length = per_forward((sum(own["tokens"]), sum(own["forwards"])) for own in arm["tasks"].values())
+        law = "greedy" if not arm["temperature"] else f"T={arm['temperature']:g}"
+        draft = [f"{arm['exit']} of {origin['layers']}", str(arm["chain"]), law, arm["model"]]
+        cells = [acceptance_interval(arm["tasks"][task]) for task in tasks]
+        rows.append([*draft, *cells, f"{length / (1 + arm['chain'] * arm['cost']):.2f}"])
+    titles = [TITLES.get(task, task) for task in tasks]
+    head = ["layers that draft", "chain", "temperature", "model", *titles, "most speed-up"]
+    lines = ["Tokens per forward of the target, before and after `train early_exit`:", ""]
+    lines += [*markdown_table(head, rows, words=(0, 2, 3)), "", *_quality(kinds.get("quality", []))]
+    made = origin["training"]
+    same, prompts = (sum(arm[key] for arm in kinds["arm"]) for key in ("same", "prompts"))
+    lines.append(
+        f"{origin['target']}; `{made['command']}`: {made['tokens'] / 1e6:.1f}M tokens in {made['seconds']:.0f} seconds "
+        f"on {made['device']}. Chains of fixed length, {origin['count']} prompts of a task, {origin['new_tokens']} new "
+        "tokens, with 95 % intervals over prompts; most speed-up: tokens per forward, divided by the weights that a "
+        "step reads, in forwards. Texts that equal plain decoding's of the same model, by the same seed: "
+        f"{same} of {prompts}. float32 on {origin['target_device']}, commit {origin['commit'][:9]}, {origin['date']}. "
+        "Made by `benchmarks/early_exit.py`."
+    )
+    return "\n".join(lines)
+
+
+def _quality(lines: Sequence[dict[str, Any]]) -> list[str]:
+    rows = []
+    for each in lines:
+        right = [f"{each[f'right_{name}']} of {each['answers']}" if f"right_{name}" in each else "" for name in MODELS]
+        both = [f"{each[f'perplexity_{name}']:.2f}" for name in MODELS]
+        task = TITLES.get(each["task"], each["task"])
+        rows.append([task, str(each["tokens"]), *both, f"{each['equal'] / each['tokens']:.3f}", *right])
+    head = ["reference answers of", "tokens", "perplexity: original", "trained", "same likeliest token"]
+    head += ["right numbers: original", "trained"]
+    return ["Quality of the trained model beside the original's:", "", *markdown_table(head, rows), ""] if rows else []
+
+
+def append(out: Path, line: dict[str, Any], first: dict[str, Any]) -> None:
+    """Append a line; in a new file, after ``first``. Several processes may do so."""
+    with out.open("a", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        lines = [first, line] if not out.stat().st_size else [line]
+        file.write("".join(json.dumps(each) + "\n" for each in lines))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, help="folder or hub name")
+    parser.add_argument("--trained", required=True, help="folder model of a run of train early_exit")
+    parser.add_argument("--prompts", type=Path, nargs="+", required=True)
+    parser.add_argument("--count", type=int, default=80, help="prompts of each file")
+    parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument("--answer-tokens", type=int, default=256, help="of answers whose number is looked at")
+    parser.add_argument("--exits", type=int, nargs="+", help="layers; by default a quarter and half of the model's")
+    parser.add_argument("--chains", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
+    parser.add_argument("--parts", nargs="+", choices=[*MODELS, "quality"], default=[*MODELS, "quality"])
+    parser.add_argument("--device", help="such as cuda; by default a GPU if there is one")
+    parser.add_argument("--kv-cache-memory-bytes", type=int)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    args = parser.parse_args()
+    device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    facts = {"target": Path(args.model).name, "count": args.count, "new_tokens": args.new_tokens}
+    first = provenance(" ".join(["python", *map(shortened, sys.argv)]), **facts, training=training(Path(args.trained)))
+    first["layers"] = json.loads((Path(args.trained) / "config.json").read_text(encoding="utf-8"))["num_hidden_layers"]
+    first["target_device"] = torch.cuda.get_device_name() if device.type == "cuda" else first["device"]
+    lines = args.out.read_text(encoding="utf-8").splitlines() if args.out.exists() else []
+    done = {json.loads(line).get("name") for line in lines}
+    for part in args.parts:
+        for line in quality(args, done) if part == "quality" else arms(part, args, done):
+            append(args.out, line, first)
+            print(line["name"], flush=True)
+
+
+if __name__ == "__main__":
+    main()
