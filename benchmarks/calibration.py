@@ -1,0 +1,219 @@
+"""Whether the policy's acceptance probabilities are right: what was expected of drafted tokens, and what was accepted.
+
+    python benchmarks/calibration.py --prompts ../shared/data/prompts/eagle/*/question.jsonl
+    python benchmarks/calibration.py --target MODEL --weights int4 --drafters eagle3:HEAD medusa:HEAD --prompts ...
+
+The policy turns a draft's scores into the probability that a child of an accepted node is accepted, and learns from
+each one. Here every draft is verified whole, so that nothing is missing that the policy would have dropped, and each
+child is counted before it is learned: in a tenth by its expected probability, and by the draft's own. One JSON line
+for each drafter and temperature. Times do not matter. Finished lines are not made again.
+"""
+
+import argparse
+import json
+import math
+import shlex
+import statistics
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from origin import origin_line, provenance
+from reading import markdown_table, read
+
+import foredraft
+from foredraft.bench.prompts import read_prompts, standard_prompts
+from foredraft.bench.report import plots
+from foredraft.compose.spec import Spec
+from foredraft.core.sampling.params import SamplingParams
+from foredraft.core.worth import Features
+from foredraft.engine.policy.estimates import AcceptanceModel
+from foredraft.engine.policy.throughput import Throughput
+
+RESULTS = Path(__file__).resolve().parent / "results" / "calibration.jsonl"
+BINS = 10
+FEWEST = 30
+"""Children of a tenth that is drawn."""
+ACROSS = 5
+LEARNED = 200
+"""Children that the policy learns from before any is counted."""
+DRAFTERS = (
+    *("eagle3", "eagle2", "eagle1", "medusa", "blockwise:sample-medusa", "draft_model:sample-draft"),
+    *("sequoia:sample-draft", "opt_tree:sample-draft", "cascade:sample-draft+max_gram", "universal:sample-draft"),
+    *("early_exit,assistant_early_exit=5", "prompt_lookup", "max_gram", "lookahead"),
+)
+Bins = list[list[float]]
+"""For each tenth of expected probability: their sum, the accepted ones, and their number."""
+
+
+def chance(features: Features, weights: Features) -> float:
+    """The acceptance probability that these weights give."""
+    return 1 / (1 + math.exp(-sum(x * w for x, w in zip(features, weights, strict=True))))
+
+
+class Counted(AcceptanceModel):
+    """Counts what it is asked to learn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = 0
+        self.found: dict[str, Bins] = {name: [[0.0, 0, 0] for _ in range(BINS)] for name in ("learned", "draft")}
+
+    def learn(self, features: Features, *, accepted: bool) -> None:
+        self.seen += 1
+        if self.seen > LEARNED:
+            for name, weights in (("learned", self.weights), ("draft", self.PRIOR)):
+                expected = chance(features, weights)
+                own = self.found[name][min(int(BINS * expected), BINS - 1)]
+                own[0], own[1], own[2] = own[0] + expected, own[1] + accepted, own[2] + 1
+        super().learn(features, accepted=accepted)
+
+
+class Whole(Throughput):
+    """Drafts in every step and verifies all of it."""
+
+    LEARN, SHOWN = 10**9, 12
+
+    def _drafts(self, pace: Any, rows: int, cheap: bool) -> bool:
+        return bool(pace.forward.plain)
+
+
+class Row(NamedTuple):
+    """A drafter at one temperature: counts by the policy's and by the draft's own probabilities."""
+
+    drafter: str
+    temperature: float
+    learned: Bins
+    draft: Bins
+
+
+def error(bins: Bins) -> float:
+    """The expected calibration error: the mean distance of expected and accepted shares (Naeini et al. 2015)."""
+    return sum(abs(expected - accepted) for expected, accepted, _ in bins) / sum(count for *_, count in bins)
+
+
+def rows(args: argparse.Namespace, done: set[tuple[str, str, float]]) -> Any:
+    """The lines that are not done."""
+    name = Path(args.target).name
+    todo = [(spec, heat) for spec in args.drafters for heat in args.temperatures]
+    todo = [(spec, heat) for spec, heat in todo if (name, shown(spec), heat) not in done]
+    options: dict[str, Any] = {"weights": args.weights} if args.weights else {"dtype": "float32"}
+    plain = foredraft.load(args.target, "none", device="cpu", max_batch_size=args.batch, **options)
+    files = [read_prompts(path, chat=True) for path in args.prompts] or [standard_prompts(chat=True)]
+    prompts = [each.prompt for some in zip(*files, strict=False) for each in some][: args.count]
+    for spec, heat in todo:
+        generator = foredraft.load(plain, spec, max_batch_size=args.batch)
+        needs = generator.engine.drafter.needs
+        policy = Whole(needs, any_width=generator.engine.target.any_width)
+        models = [Counted() for _ in range(3)]
+        policy._models.update(enumerate(models))
+        generator.engine.policy = policy
+        sequences = []
+        for seed, prompt in enumerate(prompts):
+            params = SamplingParams(max_new_tokens=args.new_tokens, eos_token_id=(), temperature=heat, seed=seed)
+            sequences += generator.submit([prompt], params)
+        generator.engine.run(sequences)
+        counted = next((model for model in models if model.seen > LEARNED), None)
+        generator.close()
+        if counted is not None:
+            yield {"kind": "row", "target": name, "drafter": shown(spec), "temperature": heat, **counted.found}
+
+
+def shown(spec: str) -> str:
+    """The method, without paths and options."""
+    return Spec.parse(spec).name
+
+
+def targets(path: Path = RESULTS) -> dict[str, list[Row]]:
+    """The rows of each target."""
+    found: dict[str, list[Row]] = {}
+    for row in read(path)["row"]:
+        found.setdefault(row["target"], []).append(
+            Row(row["drafter"], row["temperature"], row["learned"], row["draft"])
+        )
+    return found
+
+
+def table(path: Path = RESULTS) -> str:
+    """Calibration errors, for docs/schedules.md."""
+    lines: list[list[str]] = []
+    for target, own in targets(path).items():
+        for row in own:
+            count = sum(int(each[2]) for each in row.learned)
+            accepted = sum(each[1] for each in row.learned) / count
+            errors = [f"{error(row.draft):.3f}", f"{error(row.learned):.3f}"]
+            lines.append([target, row.drafter, f"{row.temperature:g}", f"{count:,}", f"{accepted:.2f}", *errors])
+    head = ["target", "drafter", "T", "tokens", "accepted", "error of the draft's own", "error of the policy's"]
+    made = "Made by `python benchmarks/calibration.py`"
+    origins = read(path)["provenance"]
+    return "\n".join([*markdown_table(head, lines, words=(0, 1)), "", f"{made}: {origin_line(origins[-1])}."])
+
+
+def sentence(found: dict[str, list[Row]]) -> str:
+    """What the picture shows."""
+    every = [row for own in found.values() for row in own]
+    learned, draft = (statistics.median(map(error, column)) for column in zip(*[row[2:] for row in every], strict=True))
+    return (
+        f"The policy knows how sure a draft may be: expected and accepted shares differ by {learned:.3f} (median of "
+        f"{len(every)} drafters and temperatures), those of the drafts' own probabilities by {draft:.3f}."
+    )
+
+
+def figure(found: dict[str, list[Row]]) -> Any:
+    """Reliability diagrams: the share that was accepted by what was expected, for each drafter."""
+    panels: dict[tuple[str, str], list[Row]] = {}
+    for target, own in found.items():
+        for row in own:
+            panels.setdefault((target, row.drafter), []).append(row)
+    down = -(-len(panels) // ACROSS)
+    drawn, grid = plots.canvas(7.2, 0.5 + 1.75 * down, ACROSS, down, sharex=True, sharey=True, squeeze=False)
+    cells = list(grid.flat)
+    for axes, ((target, drafter), own) in zip(cells, panels.items(), strict=False):
+        axes.plot((0, 1), (0, 1), **plots.DASHED)
+        for row in own:
+            kind = "T = 1" if row.temperature else "greedy"
+            for bins, style, color, name in (
+                (row.draft, ":", plots.FAINT, "the draft's own"),
+                (row.learned, "-", plots.color(int(row.temperature > 0)), kind),
+            ):
+                points = [(each[0] / each[2], each[1] / each[2]) for each in bins if each[2] >= FEWEST]
+                if points:
+                    axes.plot(*zip(*points, strict=True), style, color=color, marker="o", markersize=2.5, label=name)
+        axes.set(xlim=(0, 1), ylim=(0, 1), xticks=(0, 0.5, 1), yticks=(0, 0.5, 1))
+        axes.set_title(f"{drafter}\n{target.split('-')[0]}", fontsize=8, loc="left")
+    for axes in cells[len(panels) :]:
+        axes.set_visible(False)
+    handles, labels = cells[0].get_legend_handles_labels()
+    unique = dict(zip(labels, handles, strict=True))
+    drawn.legend(unique.values(), unique, loc="outside lower center", ncols=3, frameon=False)
+    drawn.supxlabel("expected", fontsize=9)
+    drawn.supylabel("accepted", fontsize=9)
+    return drawn
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--target", default="sample")
+    parser.add_argument("--weights", help="of the native engine, such as int4; without, torch in float32")
+    parser.add_argument("--drafters", nargs="+", default=DRAFTERS)
+    parser.add_argument("--prompts", nargs="*", default=[], help="files of prompts, read in turns")
+    parser.add_argument("--count", type=int, default=48, help="prompts")
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--new-tokens", type=int, default=96)
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    made = read(args.out).get("row", []) if args.out.exists() else []
+    done = {(row["target"], row["drafter"], row["temperature"]) for row in made}
+    with args.out.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(provenance(f"python benchmarks/calibration.py {shlex.join(sys.argv[1:])}")) + "\n")
+        for row in rows(args, done):
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            print(row["drafter"], row["temperature"], round(error(row["draft"]), 3), round(error(row["learned"]), 3))
+
+
+if __name__ == "__main__":
+    main()
