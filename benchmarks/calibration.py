@@ -17,6 +17,7 @@ import statistics
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 from origin import origin_line, provenance
@@ -28,7 +29,7 @@ from foredraft.bench.report import plots
 from foredraft.compose.spec import Spec
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.worth import Features
-from foredraft.engine.policy.estimates import AcceptanceModel
+from foredraft.engine.policy.estimates import AcceptanceModel, Pace
 from foredraft.engine.policy.throughput import Throughput
 
 RESULTS = Path(__file__).resolve().parent / "results" / "calibration.jsonl"
@@ -36,6 +37,7 @@ BINS = 10
 FEWEST = 30
 """Children of a tenth that is drawn."""
 ACROSS = 5
+FOREVER = 10**9
 LEARNED = 200
 """Children that the policy learns from before any is counted."""
 DRAFTERS = (
@@ -70,13 +72,11 @@ class Counted(AcceptanceModel):
         super().learn(features, accepted=accepted)
 
 
-class Whole(Throughput):
-    """Drafts in every step and verifies all of it."""
-
-    LEARN, SHOWN = 10**9, 12
-
-    def _drafts(self, pace: Any, rows: int, cheap: bool) -> bool:
-        return bool(pace.forward.plain)
+def counting(engine: Any) -> Throughput:
+    """A policy that counts; with ``LEARN`` and ``KNOWN`` large it drafts in every step and verifies all of it."""
+    policy = Throughput(engine.drafter.needs, any_width=engine.target.any_width)
+    policy._models.update((heat, Counted()) for heat in range(3))
+    return policy
 
 
 class Row(NamedTuple):
@@ -104,20 +104,16 @@ def rows(args: argparse.Namespace, done: set[tuple[str, str, float]]) -> Any:
     prompts = [each.prompt for some in zip(*files, strict=False) for each in some][: args.count]
     for spec, heat in todo:
         generator = foredraft.load(plain, spec, max_batch_size=args.batch)
-        needs = generator.engine.drafter.needs
-        policy = Whole(needs, any_width=generator.engine.target.any_width)
-        models = [Counted() for _ in range(3)]
-        policy._models.update(enumerate(models))
-        generator.engine.policy = policy
+        generator.engine.policy = policy = counting(generator.engine)
         sequences = []
         for seed, prompt in enumerate(prompts):
             params = SamplingParams(max_new_tokens=args.new_tokens, eos_token_id=(), temperature=heat, seed=seed)
             sequences += generator.submit([prompt], params)
         generator.engine.run(sequences)
-        counted = next((model for model in models if model.seen > LEARNED), None)
         generator.close()
-        if counted is not None:
-            yield {"kind": "row", "target": name, "drafter": shown(spec), "temperature": heat, **counted.found}
+        for model in policy._models.values():
+            if isinstance(model, Counted) and model.seen > LEARNED:
+                yield {"kind": "row", "target": name, "drafter": shown(spec), "temperature": heat, **model.found}
 
 
 def shown(spec: str) -> str:
@@ -207,7 +203,8 @@ def main() -> None:
     torch.set_num_threads(1)
     made = read(args.out).get("row", []) if args.out.exists() else []
     done = {(row["target"], row["drafter"], row["temperature"]) for row in made}
-    with args.out.open("a", encoding="utf-8") as file:
+    everything = patch.multiple(Throughput, LEARN=FOREVER, SHOWN=12), patch.object(Pace, "KNOWN", FOREVER)
+    with args.out.open("a", encoding="utf-8") as file, everything[0], everything[1]:
         file.write(json.dumps(provenance(f"python benchmarks/calibration.py {shlex.join(sys.argv[1:])}")) + "\n")
         for row in rows(args, done):
             file.write(json.dumps(row) + "\n")

@@ -109,6 +109,12 @@ def real(inputs: Inputs) -> list[Command]:
     ]
 
 
+def calibration(inputs: Inputs) -> list[Command]:
+    words = ["--prompts", *questions(inputs)]
+    real = ["--target", inputs.smollm2, "--weights", "int4", "--drafters", f"eagle3:{inputs.head}", "prompt_lookup"]
+    return [script("calibration", *words), script("calibration", *words, *real)]
+
+
 def universal(inputs: Inputs) -> list[Command]:
     other = inputs.models / "draft-4m"
     arms = ["none", f"universal:{other}", f"transformers_universal=transformers_assisted:{other}"]
@@ -186,6 +192,13 @@ PARTS = {
         lambda i: (i.models, i.prompts, i.heads),
         policy,
     ),
+    "calibration": Part(
+        "what the policy expects and what is accepted: results.md",
+        0.5,
+        ("calibration.jsonl",),
+        lambda i: (i.prompts, Path(i.head)),
+        calibration,
+    ),
     "universal": Part(
         "drafts with another tokenizer: methods", 0.5, ("universal.jsonl",), lambda i: (i.models, i.prompts), universal
     ),
@@ -208,7 +221,7 @@ PARTS = {
         "EAGLE's findings on a real model, with training (minutes on a GPU): heads.md",
         60.0,
         ("ablation.jsonl",),
-        lambda i: (i.smollm2, i.prompts),
+        lambda i: (Path(i.smollm2), i.prompts),
         ablation,
     ),
     "online": Part(

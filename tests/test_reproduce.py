@@ -70,6 +70,13 @@ def test_what_is_missing_is_named(reproduce: ModuleType, capsys: pytest.CaptureF
     assert "needs nowhere" in module.listed(inputs(module)) and noted(module, "one") == 0
 
 
+def test_every_part_names_paths_and_commands():
+    for part in benchmark("reproduce").PARTS.values():
+        given = inputs(benchmark("reproduce"))
+        assert all(isinstance(path, Path) for path in part.needs(given))
+        assert all(isinstance(word, str) for command in part.commands(given) for word in command)
+
+
 def test_a_readers_model_and_prompts_leave_our_results_alone():
     module: Any = benchmark("reproduce")
     (command,) = module.real(inputs(module, own_model="mine", own_prompts=["a.jsonl", "b.jsonl"]))
