@@ -11,13 +11,22 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from foredraft.core.draft import Draft, Law, Verdict
+from foredraft.core.draft import Draft, Law, Target, Verdict
 from foredraft.core.rng import VerifierRng
 from foredraft.core.tree import PAD, TokenTree
+from foredraft.core.verify import rule_of
 
 RuleFunction = Callable[[Tensor, Draft, VerifierRng], Verdict]
 Table = list[Tensor]
 """Entry l is [V**l, V]: the law of the next token after each prefix of l tokens (a number in base V)."""
+
+
+def function_of(spec: str) -> RuleFunction:
+    """The function of a rule, also of a lossy one, for sampled rows."""
+    rule = rule_of(spec)
+    if rule.lossless:
+        return rule.function
+    return lambda p, draft, coins: rule.function(Target(p.argmax(-1), p), draft, coins)
 
 
 def random_table(vocabulary: int, levels: int, seed: int, zeros: float = 0.0) -> Table:

@@ -102,6 +102,15 @@ def test_exact_and_verifier_are_passed_on(run: Run, model: Path, expected):
     assert run("generate", *options, PROMPT, *SHORT).out == expected().text + "\n"
 
 
+def test_a_lossy_rule_takes_options_and_is_marked(run: Run, model: Path):
+    options = ("-m", model, "-d", f"draft_model:{model}", "--json", *SHORT)
+    for verifier in ("typical,epsilon=0.2,delta=0.3", "approximate,top_k=2"):
+        found = json.loads(run("generate", *options, "--verifier", verifier, PROMPT).out)
+        assert found["stats"]["lossless"] is False
+    refused = run("generate", *options, "--verifier", "typical,epsilon=3", PROMPT)
+    assert refused.status == 2 and "epsilon must be 1 or less" in refused.err
+
+
 @pytest.mark.parametrize("way", ["argument", "pipe", "dash", "file", "dash file"])
 def test_where_a_prompt_comes_from(run: Run, model: Path, tmp_path: Path, expected, way: str):
     file = tmp_path / "prompt.txt"

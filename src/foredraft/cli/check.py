@@ -76,7 +76,7 @@ def command(*, choice: ModelChoice, what: CheckPrompts, sampling: CheckSampling)
     have the bits of plain decoding's. Exit status: 0 lossless, 1 not.
     """
     from foredraft.bench.check import check_sampled, draft_always
-    from foredraft.core.verify import RULES
+    from foredraft.core.verify import rule_of
 
     if what.tokens < 1 or what.output_tokens < 1:
         raise OptionError("--tokens and --output-tokens must be 1 or more.")
@@ -89,7 +89,7 @@ def command(*, choice: ModelChoice, what: CheckPrompts, sampling: CheckSampling)
         return
     draft_always(generator)
     exact = choice.exact or generator.engine.target.same_bits
-    draws = choice.verifier is not None and RULES[choice.verifier].draws
+    draws = choice.verifier is not None and rule_of(choice.verifier).draws
     compared = _compare(generator, prompts, what, sampling.seed, exact=exact, greedy=draws)
     sampled = None
     if what.law or draws:

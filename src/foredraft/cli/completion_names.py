@@ -11,7 +11,7 @@ HEADS = ("eagle", "eagle3", "medusa", "medusa2", "hydra", "hydra++", "blockwise"
 MODELS = ("draft", "prune", "boost", "early_exit")
 """Recipes of ``foredraft train``, from ``train.heads.recipes.RECIPES`` and ``train.drafts.run.DRAFTS``."""
 RECIPES = (*HEADS, *MODELS)
-VERIFIERS = ("target_sampling", "token", "block", "recursive", "kseq", "traversal", "typical")
+VERIFIERS = ("target_sampling", "token", "block", "recursive", "kseq", "traversal", "typical", "approximate")
 """The names in ``core.verify.RULES``."""
 FIGURES = ("svg", "png", "pdf")
 """The suffixes in ``bench.report.plots.SUFFIXES``."""

@@ -12,8 +12,7 @@ from foredraft.compose.options import LoadOptions as LoadOptions
 from foredraft.compose.spec import Spec
 from foredraft.core.drafter import Drafter
 from foredraft.core.errors import DrafterError, ModelError, OptionError, shown
-from foredraft.core.sampling.params import check_known
-from foredraft.core.verify import RULES, check_legal
+from foredraft.core.verify import check_legal, rule_of
 from foredraft.drafters.predicted import PredictedOutputs
 from foredraft.engine.engine import Engine
 from foredraft.engine.generator import DrafterInfo, Generator
@@ -225,7 +224,7 @@ class _Loader:
         options = {**shared, **(self.options.draft_options or {})}
         given = spec.model if isinstance(spec, Spec) else None
         verifier = self.options.verifier
-        draws = verifier is not None and RULES[verifier].draws
+        draws = verifier is not None and rule_of(verifier).draws
         tokenizer = loaded.tokenizer
         builder = DrafterBuilder(self.source, tokenizer, models, self._packed, options, replay, draws, given)
         drafter = builder.build(spec, models[0], cache).drafter if isinstance(spec, Spec) else spec
@@ -255,11 +254,9 @@ class _Loader:
 
 def _kind(spec: Spec | Drafter, verifier: str | None) -> DrafterInfo:
     """The method's name, and whether the rule keeps the target's law, after a check that it exists and is legal."""
-    if verifier is not None:
-        check_known("verifier", {verifier: None}, list(RULES))
-        if isinstance(spec, Spec):
-            check_legal(verifier, spec.drafting.law)
-    lossless = verifier is None or RULES[verifier].lossless
+    lossless = verifier is None or rule_of(verifier).lossless
+    if verifier is not None and isinstance(spec, Spec):
+        check_legal(verifier, spec.drafting.law)
     return DrafterInfo(spec.name if isinstance(spec, Spec) else spec.__class__.__name__, lossless)
 
 

@@ -27,7 +27,8 @@ class SharedOptions:
     """Options for any target, also one that the caller has loaded.
 
     tokenizer: a tokenizer or its folder, for a loaded model; by default the model's own.
-    verifier: the verification rule; by default a draft must equal the token that the target draws.
+    verifier: the verification rule, a lossy one with options (typical,epsilon=0.2); by default a draft must equal the
+        token that the target draws.
     max_batch_size: the most requests that run at once; the others wait.
     fast: on a CPU, pack the weights of linear layers, unless ``compile``.
     kv_cache_memory_bytes: the most memory for the KV caches of target and draft models together; by default 0.8 of what
@@ -55,6 +56,8 @@ class SharedOptions:
                 check_count(name, value)
             if name in _KNOWN and value not in _KNOWN[name]:
                 raise OptionError(f"Unknown {name} {value!r}. Known: {', '.join(_KNOWN[name])}.")
+            if name == "verifier" and not isinstance(value, str):
+                raise OptionError(f"verifier must be a rule such as 'block', not {shown(value)}.")
             if isinstance(each.default, bool) and not isinstance(value, bool):
                 raise OptionError(f"{name} must be True or False, not {shown(value)}.")
             if name in _MAPPINGS and not isinstance(value, Mapping):

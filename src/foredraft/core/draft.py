@@ -38,11 +38,13 @@ class Target:
     """The target's processed distribution at every node. ``p`` is None when all rows are greedy (one-hots of ``best``).
 
     ``sound`` is False where no distribution exists: logits are not finite, or every token is banned. None: all exist.
+    ``scores``: what the best tokens were chosen by, if some row is greedy: lossy rules rank tokens by it.
     """
 
     best: Int[Tensor, "B N"]
     p: Float[Tensor, "B N V"] | None
     sound: Bool[Tensor, "B N"] | None = None
+    scores: Float[Tensor, "B N V"] | None = None
 
 
 @dataclass(frozen=True, slots=True)

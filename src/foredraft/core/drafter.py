@@ -174,6 +174,11 @@ class View:
         noise = replace(self.noise, recent=None)
         return View((), kept, self.lengths, (), replace(self.warp, host_temperatures=()), noise, self.draws)
 
+    def as_greedy(self) -> "View":
+        """The same rows, all greedy: so drafts of sampled rows are the likeliest tokens, whatever the noise says."""
+        temperatures = (0.0,) * len(self.warp.host_temperatures)
+        return replace(self, warp=replace(self.warp, greedy=True, greedy_rows=None, host_temperatures=temperatures))
+
     def followed_by(self, tokens: Int[Tensor, "B K"], counts: Sequence[int]) -> "View":
         """The same rows with the first ``counts[b]`` of ``tokens[b]`` appended; these tokens are drafted only."""
         missing = max(self.host_lengths) + tokens.shape[1] - self.history.shape[1]

@@ -1,4 +1,8 @@
-"""Blockwise parallel decoding (Stern et al., arXiv:1811.03115): each head predicts one token of a chain."""
+"""Blockwise parallel decoding (Stern et al., arXiv:1811.03115): each head predicts one token of a chain.
+
+The paper's approximate acceptance is a verification rule of its own: ``verifier="approximate,top_k=2"``, marked as
+lossy.
+"""
 
 from dataclasses import dataclass
 from typing import final

@@ -1,6 +1,6 @@
 """Medusa (Cai et al., arXiv:2401.10774): heads on the target's last hidden state, each for one position further ahead.
 
-Medusa's typical acceptance is a verification rule of its own: ``verifier="typical"``, marked as lossy.
+Medusa's typical acceptance is a verification rule of its own: ``verifier="typical,epsilon=0.09"``, marked as lossy.
 """
 
 from typing import final

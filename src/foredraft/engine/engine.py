@@ -14,7 +14,7 @@ from foredraft.core.rng import request_seed
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.sampling.stop import StopRules
 from foredraft.core.sampling.warp import check_token_ids
-from foredraft.core.verify import RULES
+from foredraft.core.verify import rule_of
 from foredraft.engine import row_work
 from foredraft.engine.admission import Admission
 from foredraft.engine.ahead import Ahead
@@ -88,7 +88,7 @@ class Engine:
         """How often a running request had to wait again for memory."""
         chunk = max_prefill_tokens or (_CPU_PREFILL if target.device.type == "cpu" else _PREFILL)
         self._reader = PromptReader(target, cache, looped, self.prefixes, None if exact_nodes else chunk)
-        self._draws = rule is not None and RULES[rule].draws
+        self._draws = rule is not None and rule_of(rule).draws
         self._batch = Batch(target.vocab_size, target.device, draws=self._draws, exponentials=target.exponentials)
         self._abandoned: deque[Sequence] = deque()  # to cancel in the next step; appended without the lock
         self._request_numbers = itertools.count()

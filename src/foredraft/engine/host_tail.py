@@ -18,7 +18,7 @@ from foredraft.core.drafter import View
 from foredraft.core.rng import Choose, target_bits
 from foredraft.core.sampling.warp import Paths
 from foredraft.core.tree import PAD, host_depths
-from foredraft.core.verify import DEFAULT
+from foredraft.core.verify import DEFAULT, rule_of
 from foredraft.core.worth import DraftNodes
 from foredraft.engine.draft_check import Proposed
 from foredraft.engine.tail import RowStep
@@ -66,7 +66,7 @@ def _tensor(numbers: list[Any]) -> Int[Tensor, "..."]:
 
 def can_walk(view: View, rule: str | None) -> bool:
     """Whether ``walk`` has the verdicts of this rule."""
-    return rule in (None, DEFAULT) or view.warp.greedy
+    return rule in (None, DEFAULT) or (view.warp.greedy and not rule_of(rule).relaxed)
 
 
 def walk(

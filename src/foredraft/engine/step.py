@@ -13,6 +13,7 @@ from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Drafter, Plan, StepOut, View
 from foredraft.core.transfer import to_device
 from foredraft.core.tree import PAD, ROOT, TokenTree, host_depths
+from foredraft.core.verify import rule_of
 from foredraft.core.worth import DraftNodes, Worth
 from foredraft.engine.draft_check import Proposed, checked
 from foredraft.engine.grammar_masks import HostTree, Matchers, masked
@@ -237,6 +238,8 @@ class Stepper:
         """Launch a draft, which the device may make later."""
         start, proposal, levels = _Mark(self.target.device), None, 0
         if plan.drafts:
+            if self.rule is not None and not rule_of(self.rule).lossless:
+                view = view.as_greedy()  # a lossy rule accepts likely tokens, more of them than follow the noise
             try:
                 proposed = self.drafter.propose(view, plan)
             except Exception:

@@ -96,8 +96,9 @@ class Warp:
     def __call__(self, logits: Float[Tensor, "B M V"], paths: Paths) -> Target:
         """The law at every node; if all rows are greedy, only the best tokens."""
         scores = self.processed(logits, paths) if self.greedy else self.scores(logits, paths)
-        best = scores.argmax(-1)
-        return Target(best, None if self.greedy else self._law(scores, best), _finite(scores, best))
+        best, some = scores.argmax(-1), self.greedy or self.greedy_rows is not None
+        law = None if self.greedy else self._law(scores, best)
+        return Target(best, law, _finite(scores, best), scores if some else None)
 
     def law(self, logits: Float[Tensor, "B M V"], paths: Paths) -> Float[Tensor, "B M V"]:
         """The law at every node as a dense tensor, one-hot for greedy rows; drafters draw from it."""

@@ -1,28 +1,32 @@
 """Verification: from the target's law and a draft to the accepted path. One file per rule, and a table of rules.
 
-Every rule is a pure function ``(p, draft, rng) -> Verdict`` over B rows of arbitrary tree shapes. Rules never read
-from the device, and host values bound all their loops, so a step can be captured as one CUDA graph.
+Every rule is a pure function ``(p, draft, rng) -> Verdict`` over B rows of arbitrary tree shapes; lossy ones take the
+``Target`` in place of p. Rules never read from the device, and host values bound all their loops, so a step can be
+captured as one CUDA graph.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import Any
 
 import torch
 
 from foredraft.core.draft import Draft, Law, Target, Verdict
-from foredraft.core.errors import LawError
+from foredraft.core.errors import LawError, OptionError
+from foredraft.core.options import read_options, read_pairs
 from foredraft.core.rng import VerifierRng
 from foredraft.core.sampling.params import check_known
 from foredraft.core.verify.block import block
 from foredraft.core.verify.greedy import greedy
 from foredraft.core.verify.kseq import kseq
-from foredraft.core.verify.lossy import typical
+from foredraft.core.verify.lossy import Approximate, Typical, approximate, typical
 from foredraft.core.verify.recursive import recursive
 from foredraft.core.verify.target_sampling import target_sampling
 from foredraft.core.verify.token import token
 from foredraft.core.verify.traversal import traversal
 
-__all__ = ["DEFAULT", "RULES", "Rule", "check_legal", "greedy", "verify"]
+__all__ = ["DEFAULT", "RULES", "Rule", "check_legal", "greedy", "rule_of", "verify"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +34,19 @@ class Rule:
     """A verification rule and the draft laws for which it is legal.
 
     ``why``: the rule's assumption, quoted in the error for an illegal draft. ``lossless``: False for rules that change
-    the output distribution by design; these take any draft.
+    the output distribution by design; these take any draft. ``options``: the dataclass of a lossy rule's options.
+    ``relaxed``: it changes greedy rows, too; the others follow the target's best tokens there.
     """
 
     function: Callable[..., Verdict]
     laws: frozenset[Law]
     why: str
-    lossless: bool = True
+    options: type[Any] | None = None
+    relaxed: bool = False
+
+    @property
+    def lossless(self) -> bool:
+        return self.options is None
 
     @property
     def draws(self) -> bool:
@@ -55,7 +65,8 @@ RULES: dict[str, Rule] = {
     "recursive": Rule(recursive, _DRAWN, "it divides by each sibling's q, given the earlier siblings"),
     "kseq": Rule(kseq, frozenset({Law.IID}), "it needs siblings drawn independently from the same q"),
     "traversal": Rule(traversal, _DRAWN, "it divides by each sibling's q, given the earlier siblings"),
-    "typical": Rule(typical, frozenset(Law), "it accepts every likely token of any draft", lossless=False),
+    "typical": Rule(typical, frozenset(Law), "it accepts every likely token of any draft", Typical),
+    "approximate": Rule(approximate, frozenset(Law), "it accepts tokens that are good enough", Approximate, True),
 }
 
 _LAWS: dict[Law, str] = {
@@ -67,42 +78,65 @@ _LAWS: dict[Law, str] = {
 }
 
 
-def check_legal(rule: str, law: Law) -> None:
-    """Check that ``rule`` may verify drafts of this law.
+@cache
+def rule_of(spec: str) -> Rule:
+    """The rule of a spec such as ``block`` or ``typical,epsilon=0.2``; the function of a lossy one has its options.
 
     Raises:
-        OptionError: the rule is unknown; the message lists the known rules.
+        OptionError: the rule or one of its options is unknown (the message lists the known ones), or a value is wrong.
+    """
+    name, *pairs = (part.strip() for part in spec.split(","))
+    check_known("verifier", {name: None}, list(RULES))
+    rule = RULES[name]
+    if rule.options is None:
+        if pairs:
+            raise OptionError(f"The verifier {name} has no options: leave out {', '.join(pairs)}.")
+        return rule
+    options = read_options(rule.options, name, read_pairs(pairs))
+    return replace(rule, function=partial(rule.function, options=options))
+
+
+def check_legal(spec: str, law: Law) -> None:
+    """Check that the rule of ``spec`` may verify drafts of this law.
+
+    Raises:
+        OptionError: as of ``rule_of``.
         LawError: the rule is not lossless for this law; the message says why and which rule to use.
     """
-    check_known("verification rule", {rule: None}, list(RULES))
-    if law not in RULES[rule].laws:
+    rule = rule_of(spec)
+    if law not in rule.laws:
         able = [name for name, each in RULES.items() if each.lossless and law in each.laws]
         raise LawError(
-            f"Verification rule {rule!r} would not be lossless for a {law.value!r} draft: {RULES[rule].why}, "
+            f"Verification rule {spec!r} would not be lossless for a {law.value!r} draft: {rule.why}, "
             f"but these tokens {_LAWS[law]}; use {' or '.join(able)}."
         )
 
 
 def verify(target: Target, draft: Draft, rng: VerifierRng, rule: str | None = None) -> Verdict:
-    """Verify a draft with ``rule``; None is the default.
+    """Verify a draft with ``rule``, a spec as of ``rule_of``; None is the default.
 
-    If all rows are greedy (``target.p`` is None), every rule reduces to greedy verification. Copied rows are verified
-    by target sampling, unless the rule is lossy.
+    If all rows are greedy (``target.p`` is None), every rule but relaxed ones reduces to greedy verification. Copied
+    rows are verified by target sampling, unless the rule is lossy.
 
     Raises:
         LawError: the rule is not lossless for the draft's law.
     """
-    name = rule or DEFAULT
-    root = draft.tree.parents.shape[1] == 1  # nothing was drafted
-    if target.p is None:
-        return Verdict(torch.zeros_like(target.best), target.best[:, 0]) if root else greedy(target.best, draft.tree)
-    check_legal(name, draft.law)
-    if root:
-        return Verdict(torch.zeros_like(draft.tree.parents), rng.target(target.p[:, 0], 0, draft.tree.valid[:, 0]))
-    verdict = RULES[name].function(target.p, draft, rng)
-    if draft.copied is None or name == DEFAULT or not RULES[name].lossless:
+    spec = rule or DEFAULT
+    chosen = rule_of(spec)
+    p, tree = target.p, draft.tree
+    if p is not None:
+        check_legal(spec, draft.law)
+    if tree.parents.shape[1] == 1:  # nothing was drafted
+        bonus = target.best[:, 0] if p is None else rng.target(p[:, 0], 0, tree.valid[:, 0])
+        return Verdict(torch.zeros_like(tree.parents), bonus)
+    if not chosen.lossless and (p is not None or chosen.relaxed):
+        return chosen.function(target, draft, rng)
+    if p is None:
+        return greedy(target.best, tree)
+    verdict = chosen.function(p, draft, rng)
+    if draft.copied is None or spec == DEFAULT:
         return verdict
-    picked = target_sampling(target.p, draft, rng)
+    picked = target_sampling(p, draft, rng)
     return Verdict(
         torch.where(draft.copied[:, None], picked.path, verdict.path),
         torch.where(draft.copied, picked.bonus, verdict.bonus),
