@@ -1,11 +1,13 @@
 """Tables of method pages with their own benchmark, from JSON Lines files."""
 
+import functools
 import itertools
 import statistics
 from collections.abc import Callable
 from pathlib import Path
 
 import early_exit
+import lossy
 import shared_noise
 from origin import origin_line
 from reading import markdown_table, quartiles, read
@@ -128,6 +130,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "online": online,
     "universal": universal,
     "shared_noise": shared_noise.table,
+    **{name: functools.partial(lossy.table, name) for name in lossy.RULES},
 }
 """By name of the page."""
 

@@ -1,0 +1,314 @@
+"""Lossy rules of verification: acceptance and quality beside the exact rule, by temperature; and Medusa-2's target.
+
+    python benchmarks/lossy.py --model MODEL --medusa HEAD --blockwise HEAD --prompts GSM8K.jsonl ALPACA.jsonl
+    python benchmarks/lossy.py ... --medusa2 RUN/head --answers HELD_OUT.jsonl    # Medusa-2's target, too
+
+A cell is a drafter, a rule and a temperature: all prompts run in one batch, with everything drafted in every step. One
+JSON line a cell, with each text's tokens, forwards of the target and quality. transformers scores the texts, by the law
+of the original target: log-likelihood at the cell's temperature and at 1, and how many tokens are the target's best.
+GSM8K's answers are right if the last number is. ``--answers`` (of ``foredraft answers``) are scored by both targets. A
+finished cell is not run again; ``--part 1/4`` runs every fourth cell, for several processes. Times do not matter.
+"""
+
+import argparse
+import json
+import math
+import re
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from origin import origin_line, provenance
+from reading import interval, markdown_table, read
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+import foredraft
+from foredraft.bench.prompts import read_prompts
+from foredraft.core.sampling.params import SamplingParams
+from foredraft.engine.generator import Generator
+from foredraft.model.loading.bundled import resolve
+
+RESULTS = Path(__file__).resolve().parent / "results" / "lossy.jsonl"
+EXACT = "exact"
+FIXED = "num_assistant_tokens_schedule=constant"
+SAMPLES = 2000
+"""Of the bootstrap."""
+TYPICAL = (
+    *(f"typical,epsilon={epsilon:g}" for epsilon in (0.01, 0.03, 0.09, 0.2, 0.3)),
+    "typical,epsilon=0.09,delta=0.1",
+    "typical,epsilon=0.3,delta=0.3",
+)
+"""Delta is the paper's sqrt(epsilon), and two others."""
+APPROXIMATE = (
+    *(f"approximate,top_k={k}" for k in (2, 3, 5)),
+    *(f"approximate,min_block={size}" for size in (2, 3)),
+    "approximate,top_k=2,min_block=2",
+)
+RULES = {"medusa": TYPICAL, "blockwise": APPROXIMATE}
+"""Lossy rules by the drafter of their paper."""
+PLAIN, JOINT = "original", "medusa2"
+"""Names of the targets."""
+NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+
+
+class Cell(NamedTuple):
+    """What is decoded, and how; ``count``: prompts of each file."""
+
+    target: str
+    drafter: str
+    rule: str
+    temperature: float
+    count: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A prompt of a task, with its answer if that is a number."""
+
+    task: str
+    prompt: Any
+    answer: float | None
+
+
+def questions(paths: Sequence[Path], count: int) -> list[Question]:
+    """The first prompts of each file, as chats."""
+    found = []
+    for path in paths:
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if count else []
+        for prompt, row in list(zip(read_prompts(path, chat=True), rows, strict=True))[:count]:
+            _, mark, given = (row.get("reference") or [""])[0].rpartition("#### ")
+            found.append(Question(prompt.task, prompt.prompt, last_number(given) if mark else None))
+    return found
+
+
+def last_number(text: str) -> float | None:
+    """The last number in a text; None if there is none."""
+    found = NUMBER.findall(text)
+    return float(found[-1].replace(",", "")) if found else None
+
+
+def cells(args: argparse.Namespace) -> list[Cell]:
+    """All cells, or those of one part."""
+    found = []
+    sides = [(PLAIN, name) for name in RULES if getattr(args, name)] + ([(JOINT, "medusa")] if args.medusa2 else [])
+    for heat in args.temperatures:
+        for target, drafter in sides:
+            rules = [EXACT] if target == JOINT else [EXACT, *RULES[drafter]]
+            if heat == 0:
+                rules = [rule for rule in rules if not rule.startswith("typical")]  # greedy rows are exact
+            found += [Cell(target, drafter, rule, heat, args.count, args.new_tokens) for rule in rules]
+    part, parts = map(int, args.part.split("/"))
+    return found[part - 1 :: parts]
+
+
+# ---- texts and their scores
+
+
+class Scorer:
+    """Scores of outputs by a model of transformers, a few texts at once."""
+
+    def __init__(self, model: str, device: str, rows: int) -> None:
+        self._model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(resolve(model), dtype=torch.float32)
+        self._model.eval().to(device)  # type: ignore[arg-type]
+        self._rows = rows
+
+    @torch.inference_mode()
+    def __call__(self, texts: Sequence[tuple[list[int], list[int]]], temperature: float) -> list[dict[str, Any]]:
+        """Of each prompt and output: sums of log-probabilities at the temperature (None at 0) and at 1, and how many
+        tokens are the model's best."""
+        found: dict[int, dict[str, Any]] = {}
+        order = sorted(range(len(texts)), key=lambda i: len(texts[i][0]) + len(texts[i][1]))
+        for begin in range(0, len(order), self._rows):
+            some = order[begin : begin + self._rows]
+            whole = [torch.tensor(texts[i][0] + texts[i][1]) for i in some]
+            ids = torch.nn.utils.rnn.pad_sequence(whole, batch_first=True).to(self._model.device)
+            logits = self._model(input_ids=ids, use_cache=False).logits  # padding is on the right, so nothing reads it
+            for row, i in enumerate(some):
+                prompt, output = texts[i]
+                own = logits[row, len(prompt) - 1 : len(prompt) + len(output) - 1].float()
+                tokens = torch.tensor(output, device=own.device)[:, None]
+                heats = (temperature or None, 1.0)
+                sums = [heat and float((own / heat).log_softmax(-1).gather(1, tokens).sum()) for heat in heats]
+                best = int((own.argmax(-1) == tokens[:, 0]).sum())
+                found[i] = {"logp": sums[0], "logp_1": sums[1], "best": best}
+        return [found[i] for i in range(len(texts))]
+
+
+def run(generator: Generator, some: Sequence[Question], cell: Cell, scorer: Scorer) -> list[dict[str, Any]]:
+    """The texts of a cell: prompt i has seed i."""
+    sequences = []
+    for seed, each in enumerate(some):
+        params = SamplingParams(max_new_tokens=cell.tokens, temperature=cell.temperature, seed=seed)
+        sequences += generator.submit([each.prompt], params)
+    generator.engine.run(sequences)
+    scores = scorer([(list(each.prompt), each.tokens) for each in sequences], cell.temperature)
+    texts = []
+    for question, sequence, own in zip(some, sequences, scores, strict=True):
+        tokens = sequence.tokens
+        grams = [tuple(tokens[i : i + 4]) for i in range(len(tokens) - 3)]
+        right = None if question.answer is None else last_number(generator.decode(tokens)) == question.answer
+        text = {"task": question.task, "tokens": len(tokens), "forwards": sequence.stats.target_forwards}
+        texts.append(text | own | {"grams": len(grams), "repeated": len(grams) - len(set(grams)), "right": right})
+    return texts
+
+
+def measured(args: argparse.Namespace, todo: Sequence[Cell]) -> Iterator[dict[str, Any]]:
+    """Run these cells."""
+    some = questions(args.prompts, args.count)
+    options = {"dtype": "float32", "device": args.device, "max_batch_size": len(some)}
+    paths = {PLAIN: args.model, JOINT: args.medusa2}
+    heads = {(PLAIN, "medusa"): args.medusa, (PLAIN, "blockwise"): args.blockwise, (JOINT, "medusa"): args.medusa2}
+    scorer = Scorer(args.model, args.device, args.score_rows)
+    plain: dict[str, Generator] = {}
+    for cell in todo:
+        if cell.target not in plain:
+            plain[cell.target] = foredraft.load(paths[cell.target], "none", **options)
+        spec = f"{cell.drafter}:{heads[cell.target, cell.drafter]},{FIXED}"
+        rule = None if cell.rule == EXACT else cell.rule
+        target = plain[cell.target]
+        with foredraft.load(target, spec, verifier=rule, max_batch_size=len(some)) as generator:
+            yield {"kind": "cell", **cell._asdict(), "texts": run(generator, some, cell, scorer)}
+
+
+def held_out(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Both targets' log-likelihood of given answers."""
+    for name, model in ((PLAIN, args.model), (JOINT, args.medusa2)):
+        scorer = Scorer(model, args.device, args.score_rows)
+        for file in args.answers:
+            rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()[: args.answer_count]]
+            pairs = [(row["ids"][: row["prompt_length"]], row["ids"][row["prompt_length"] :][:512]) for row in rows]
+            scores = scorer(pairs, 1.0)
+            texts = [
+                {"tokens": len(output), "logp_1": own["logp_1"], "best": own["best"]}
+                for (_, output), own in zip(pairs, scores, strict=True)
+            ]
+            yield {"kind": "answers", "target": name, "file": file.stem, "texts": texts}
+
+
+# ---- tables
+
+
+def _shown(texts: Sequence[dict], above: str, below: str, form: str = "") -> str:
+    """A sum over another with its bootstrap interval; ``form`` exp: of -log-likelihood, so a perplexity."""
+
+    def of(some: Sequence[dict]) -> float:
+        ratio = sum(text[above] for text in some) / max(1, sum(text[below] for text in some))
+        return math.exp(-ratio) if form == "exp" else ratio
+
+    low, high = interval(texts, of, SAMPLES)
+    return f"{of(texts):.2f} ({low:.2f} to {high:.2f})"
+
+
+def row_of(texts: Sequence[dict]) -> list[str]:
+    """Acceptance and quality of a cell."""
+    answered = [{**text, "asked": 1} for text in texts if text["right"] is not None]
+    sampled = all(text["logp"] is not None for text in texts)
+    return [
+        _shown(texts, "tokens", "forwards"),
+        _shown(texts, "logp", "tokens", "exp") if sampled else "-",
+        _shown(texts, "logp_1", "tokens", "exp"),
+        f"{sum(text['best'] for text in texts) / sum(text['tokens'] for text in texts):.2f}",
+        f"{sum(text['repeated'] for text in texts) / max(1, sum(text['grams'] for text in texts)):.2f}",
+        _shown(answered, "right", "asked") if answered else "-",
+    ]
+
+
+COLUMNS = ["acceptance length", "perplexity at T", "perplexity at T = 1", "best tokens", "repeated 4-grams", "GSM8K"]
+
+
+def table(drafter: str, path: Path = RESULTS) -> str:
+    """Acceptance and quality of a drafter's rules by temperature, for its page; nothing where nothing was measured."""
+    if not path.exists():
+        return ""
+    kinds = read(path)
+    found: dict[Cell, list[dict]] = {}
+    for line in kinds["cell"]:
+        found[Cell(*(line[name] for name in Cell._fields))] = line["texts"]
+    most = max((cell.count, cell.tokens) for cell in found)
+    rules = [EXACT, *RULES[drafter]]
+    own = [cell for cell in found if cell.drafter == drafter and (cell.count, cell.tokens) == most]
+    own.sort(key=lambda cell: (cell.temperature, cell.target != PLAIN, rules.index(cell.rule)))
+    lines = []
+    for cell in own:
+        name = cell.rule if cell.target == PLAIN else "exact, Medusa-2's target"
+        shown = name if name.startswith(EXACT) else f"`{name}`"
+        lines.append([f"{cell.temperature:g}", shown, *row_of(found[cell])])
+    tasks = {text["task"]: 0 for text in found[own[0]]}
+    for text in found[own[0]]:
+        tasks[text["task"]] += 1
+    origins = kinds["provenance"]
+    commits = list(dict.fromkeys(each["commit"][:9] for each in origins))
+    several = {"commits": f"commits {', '.join(commits)}"} if len(commits) > 1 else {}
+    about = (
+        f"{', '.join(f'{number} prompts of {task}' for task, number in tasks.items())}, {most[1]} tokens at most, "
+        f"{origins[0]['model']}. Perplexities of the texts are by the target's own law"
+        f"{', also where Medusa-2 has changed the target' if any(cell.target == JOINT for cell in own) else ''}; best "
+        "tokens: the share that is the target's most likely token; in brackets the 95 % bootstrap interval over "
+        f"prompts. {origin_line({**origins[0], **several})}. Made by `benchmarks/lossy.py`."
+    )
+    parts = ["\n".join(markdown_table(["T", "rule", *COLUMNS], lines, words=(0, 1))), about]
+    if drafter == "medusa" and "answers" in kinds:
+        parts.insert(1, "\n".join(answers_table(kinds["answers"])))
+    return "\n\n".join(parts)
+
+
+def answers_table(lines: Sequence[dict]) -> list[str]:
+    """Both targets' perplexity of held-out answers."""
+    files = list(dict.fromkeys(line["file"] for line in lines))
+    texts = {(line["target"], line["file"]): line["texts"] for line in lines}
+    shown = {PLAIN: "original", JOINT: "Medusa-2's"}
+    rows = [
+        [name, *(_shown(texts[target, file], "logp_1", "tokens", "exp") for file in files)]
+        for target, name in shown.items()
+    ]
+    return markdown_table(["target: perplexity of held-out answers", *files], rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, help="folder or hub name, or sample")
+    parser.add_argument("--medusa", help="head")
+    parser.add_argument("--blockwise", help="blockwise or Medusa head")
+    parser.add_argument("--medusa2", help="folder of train medusa2: another target, with its heads")
+    parser.add_argument("--prompts", type=Path, nargs="+", default=[], help="files with turns")
+    parser.add_argument("--answers", type=Path, nargs="+", default=[], help="held-out answers for both targets")
+    parser.add_argument("--count", type=int, default=40, help="prompts of each file")
+    parser.add_argument("--answer-count", type=int, default=200, help="answers of each file")
+    parser.add_argument("--new-tokens", type=int, default=128)
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7, 1.0])
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--score-rows", type=int, default=8, help="texts that are scored at once")
+    parser.add_argument("--part", default="1/1", help="I/N: every N-th cell from the I-th on")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    args = parser.parse_args()
+    if args.answers and not args.medusa2:
+        parser.error("--answers compares with --medusa2: give both")
+    if args.device == "cpu":
+        torch.set_num_threads(1)
+    kinds = read(args.out) if args.out.exists() else {}
+    done = {Cell(*(line[name] for name in Cell._fields)) for line in kinds.get("cell", [])}
+    todo = [cell for cell in cells(args) if cell not in done] if args.prompts else []
+    scored = args.part.startswith("1/") and args.answers and "answers" not in kinds
+    with args.out.open("a", encoding="utf-8") as file:
+
+        def write(record: dict[str, Any]) -> None:
+            file.write(json.dumps(record) + "\n")
+            file.flush()
+
+        command = f"python benchmarks/lossy.py {shlex.join(sys.argv[1:])}"
+        where = {"device": torch.cuda.get_device_name(args.device)} if args.device != "cpu" else {}
+        write(provenance(command, model=Path(args.model).name, **where))
+        for cell in measured(args, todo):
+            write(cell)
+            print(*(cell[name] for name in Cell._fields), *row_of(cell["texts"]), sep=" | ", flush=True)
+        for line in held_out(args) if scored else ():
+            write(line)
+
+
+if __name__ == "__main__":
+    main()

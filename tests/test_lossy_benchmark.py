@@ -1,0 +1,104 @@
+"""benchmarks/lossy.py on a few tokens: cells, going on after an interruption, parts, scores, and the table."""
+
+import importlib
+import json
+import math
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import foredraft
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+SUMS = ["What is 2 + 3?", "What is 7 - 4?"]
+
+
+@pytest.fixture
+def tool(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return importlib.import_module("lossy")
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> list[str]:
+    sums, talk = tmp_path / "sums.jsonl", tmp_path / "talk.jsonl"
+    rows = [{"turns": [text], "reference": [f"so\n#### {n}"]} for text, n in zip(SUMS, (5, 3), strict=True)]
+    sums.write_text("\n".join(map(json.dumps, rows)) + "\n", encoding="utf-8")
+    talk.write_text(json.dumps({"turns": ["Hello!"], "reference": ["Hi, 7 times"]}) + "\n", encoding="utf-8")
+    return [str(sums), str(talk)]
+
+
+def test_numbers_of_answers(tool: ModuleType, prompts: list[str]):
+    texts = {"18": 18, "costs $1,250.50.": 1250.5, "-3 then 4": 4, "\\boxed{-7}": -7, "no number": None}
+    assert {text: tool.last_number(text) for text in texts} == texts
+    found = tool.questions([Path(path) for path in prompts], 5)
+    assert [(each.task, each.answer) for each in found] == [("sums", 5.0), ("sums", 3.0), ("talk", None)]
+
+
+def test_scores_are_the_targets(tool: ModuleType):
+    """transformers' sums are those of ``Generator.score``, for texts of different lengths in one batch."""
+    texts = [([5, 9, 2], [7, 7, 8, 300]), ([4] * 9, [11]), ([3], [900, 2])]
+    found = tool.Scorer("sample", "cpu", 2)(texts, 0.5)
+    with foredraft.load("sample", "none", dtype="float32") as plain:
+        for (prompt, output), own in zip(texts, found, strict=True):
+            scores = plain.score([*prompt, *output], top=1)[len(prompt) :]
+            assert own["logp_1"] == pytest.approx(sum(each.logprob for each in scores), abs=1e-3)
+            assert own["best"] == sum(each.token in each.top for each in scores)
+        ((prompt, (token,)), own) = texts[1], found[1]
+        law = plain.score([*prompt, token], top=plain.engine.target.vocab_size)[-1].top
+        whole = math.log(sum(math.exp(2 * value) for value in law.values()))
+        assert own["logp"] == pytest.approx(2 * law[token] - whole, abs=1e-3)
+    assert tool.Scorer("sample", "cpu", 2)(texts, 0.0)[0]["logp"] is None
+
+
+def test_a_finished_cell_is_not_run_again(
+    tool: ModuleType, prompts: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    out = tmp_path / "cells.jsonl"
+    monkeypatch.setattr(tool, "RULES", {"medusa": ("typical,epsilon=0.01",), "blockwise": ("approximate,min_block=3",)})
+    few = ["lossy.py", "--model", "sample", "--medusa", "sample-medusa", "--blockwise", "sample-medusa"]
+    few += ["--prompts", *prompts, "--count", "2", "--new-tokens", "12", "--temperatures", "0", "1", "--out", str(out)]
+    for part in ("1/3", "2/3", "1/1"):
+        monkeypatch.setattr(sys, "argv", [*few, "--part", part])
+        tool.main()
+    kinds = tool.read(out)
+    cells = {(cell["drafter"], cell["rule"], cell["temperature"]): cell["texts"] for cell in kinds["cell"]}
+    assert len(cells) == len(kinds["cell"]) == 7, "typical acceptance is exact at temperature 0"
+    plain = cells["medusa", "exact", 0.0]
+    assert [text["task"] for text in plain] == ["sums", "sums", "talk"]
+    assert [text["right"] is None for text in plain] == [False, False, True]
+    assert all(text["best"] == text["tokens"] <= 12 and text["grams"] == max(0, text["tokens"] - 3) for text in plain)
+    for heat in (0.0, 1.0):  # the exact rule gives plain decoding's texts, whatever drafts
+        both = [[text["logp_1"] for text in cells[name, "exact", heat]] for name in ("medusa", "blockwise")]
+        assert both[0] == pytest.approx(both[1], abs=1e-2)
+    blocks = cells["blockwise", "approximate,min_block=3", 0.0]
+    assert sum(text["tokens"] for text in blocks) > 2 * sum(text["forwards"] for text in blocks)
+    assert sum(text["logp_1"] for text in blocks) < sum(text["logp_1"] for text in plain)
+
+    page = tool.table("blockwise", out)
+    length = sum(text["tokens"] for text in blocks) / sum(text["forwards"] for text in blocks)
+    assert f"| 0 | `approximate,min_block=3` | {length:.2f} (" in page
+    assert "2 prompts of sums, 1 prompts of talk, 12 tokens at most, sample." in page
+    assert tool.table("medusa", tmp_path / "none.jsonl") == ""
+
+
+def test_both_targets_score_held_out_answers(tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    answers = tmp_path / "held.jsonl"
+    answers.write_text(json.dumps({"ids": [5, 9, 2, 7, 7, 8], "prompt_length": 3}) + "\n", encoding="utf-8")
+    out = tmp_path / "out.jsonl"
+    words = ["lossy.py", "--model", "sample", "--medusa2", "sample", "--answers", str(answers), "--out", str(out)]
+    for _ in range(2):
+        monkeypatch.setattr(sys, "argv", words)
+        tool.main()
+    lines = tool.read(out)["answers"]
+    assert [(line["target"], line["file"], len(line["texts"])) for line in lines] == [
+        ("original", "held", 1),
+        ("medusa2", "held", 1),
+    ]
+    (own,) = tool.Scorer("sample", "cpu", 1)([([5, 9, 2], [7, 7, 8])], 1.0)
+    expected = {"tokens": 3, "logp_1": own["logp_1"], "best": own["best"]}
+    assert lines[0]["texts"] == lines[1]["texts"] == [expected]
+    shown = math.exp(-own["logp_1"] / 3)
+    assert f"| Medusa-2's | {shown:.2f} ({shown:.2f} to {shown:.2f}) |" in tool.answers_table(lines)[-1]
