@@ -13,7 +13,6 @@ finished cell is not run again; ``--part 1/4`` runs every fourth cell, for sever
 import argparse
 import json
 import math
-import re
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from early_exit import last_number
 from origin import origin_line, provenance
 from reading import interval, markdown_table, read
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -52,7 +52,6 @@ RULES = {"medusa": TYPICAL, "blockwise": APPROXIMATE}
 """Lossy rules by the drafter of their paper."""
 PLAIN, JOINT = "original", "medusa2"
 """Names of the targets."""
-NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
 
 class Cell(NamedTuple):
@@ -84,12 +83,6 @@ def questions(paths: Sequence[Path], count: int) -> list[Question]:
             _, mark, given = (row.get("reference") or [""])[0].rpartition("#### ")
             found.append(Question(prompt.task, prompt.prompt, last_number(given) if mark else None))
     return found
-
-
-def last_number(text: str) -> float | None:
-    """The last number in a text; None if there is none."""
-    found = NUMBER.findall(text)
-    return float(found[-1].replace(",", "")) if found else None
 
 
 def cells(args: argparse.Namespace) -> list[Cell]:
