@@ -8,6 +8,8 @@ from pathlib import Path
 
 import early_exit
 import lossy
+import retrieval
+import retrieval_tables
 import shared_noise
 from origin import origin_line
 from reading import markdown_table, quartiles, read
@@ -24,7 +26,7 @@ def made(origin: dict) -> str:
 
 
 def triforce() -> str:
-    """Time per token and memory at both context lengths, one line per arm."""
+    """Acceptance on a real model; then time per token and memory at two context lengths, one line per arm."""
     kinds = read(RESULTS / "triforce.jsonl")
     origin, parts = kinds["provenance"][0], []
     for part, title in (("4k", "trained models, greedy"), ("32k", "random weights, acceptance forced by a table")):
@@ -48,9 +50,11 @@ def triforce() -> str:
         head = ["arm", "ms per token", "speed-up", "acceptance length", "KV cache, MiB", "partial copy, MiB"]
         parts += [*markdown_table(head, lines), ""]
     rates = origin["rates"]
+    accepted = [retrieval_tables.table(), ""] if retrieval.RESULTS.exists() else []
     return "\n".join(
         [
-            f"{origin['target']} with {origin['draft']}.",
+            *accepted,
+            f"Times: {origin['target']} with {origin['draft']}.",
             "",
             *parts,
             f"Forced acceptance rates: {rates['inner']} per token of the small model, {rates['outer']} per token "
@@ -133,6 +137,9 @@ TABLES: dict[str, Callable[[], str]] = {
     **{name: functools.partial(lossy.table, name) for name in lossy.RULES},
 }
 """By name of the page."""
+
+SENTENCES: dict[str, Callable[[], str]] = {"triforce": retrieval_tables.sentence}
+"""What a paper claims and what was found, for the head of the page."""
 
 
 def _of(runs: list[dict], arm: str) -> list[dict]:

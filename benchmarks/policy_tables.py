@@ -20,6 +20,10 @@ PAGES = {"hydra++": "hydra", "pruned": "pruned_drafts"}
 """Pages of methods that share one with another, or have another name."""
 
 
+NO_EVIDENCE = ("partial", "triforce")
+"""Their prompts here fit into the budget, so drafts read the whole cache."""
+
+
 class BenchArm(NamedTuple):
     """All runs of an arm: tokens a second, tokens per forward of the target, and tokens.
 
@@ -251,6 +255,7 @@ def in_short(own: Sequence[Cell]) -> str:
 def of_page(cells: Sequence[Cell], page: str) -> str:
     """What was measured for the methods of a page, a row each; empty without a cell."""
     lines = []
+    cells = [cell for cell in cells if cell.method not in NO_EVIDENCE]
     for method, target, heat in dict.fromkeys((cell.method, cell.target, cell.temperature) for cell in cells):
         if PAGES.get(method, method) == page:
             own = [c for c in cells if (c.method, c.target, c.temperature) == (method, target, heat)]

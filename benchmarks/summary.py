@@ -16,11 +16,12 @@ import policy_tables
 import prediction
 import real_model
 import result_figures
+import retrieval
 import serving
 import speed_tables
 import step
 import support
-from method_tables import TABLES
+from method_tables import SENTENCES, TABLES
 from origin import origin_line
 from reading import markdown_table, read
 
@@ -59,6 +60,8 @@ def method_pages(cells: Sequence[policy_tables.Cell]) -> dict[Path, str]:
     found = {}
     for path in sorted((ROOT / "docs" / "methods").glob("*.md")):
         text = path.read_text(encoding="utf-8")
+        if path.stem in SENTENCES and retrieval.RESULTS.exists():
+            text = filled(text, {"found": SENTENCES[path.stem]()})
         before, begin, rest = text.partition(f"<!-- measured {path.stem} -->\n")
         _, end, after = rest.partition("<!-- /measured -->")
         if begin and end:

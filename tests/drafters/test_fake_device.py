@@ -66,6 +66,7 @@ NESTED: dict[str, tuple[str, set[tuple[str, str]]]] = {
     "partial retrieval": (f"{PARTIAL},cache=retrieval", {SYNC}),
     "partial window": (f"{PARTIAL},cache=window", {SYNC}),
     "partial h2o": (f"{PARTIAL},cache=h2o", {SYNC}),
+    "partial whole": (f"{PARTIAL},whole_layers=1", {SYNC}),
     "universal by tokens": (f"{UNIVERSAL},method=tli", {TEXT}),
     "universal by text": (f"{UNIVERSAL},method=slem", {TEXT, ("drafters/universal.py", "Universal._slem")}),
 }

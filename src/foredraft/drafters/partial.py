@@ -37,24 +37,28 @@ class Options(ChainOptions):
     cache: the tokens kept of a long context: retrieval (chunks), window (first and latest) or h2o (heavy hitters).
     budget: tokens kept per layer.
     chunk: tokens per chunk; for retrieval.
+    score: of a chunk: mean (of its keys, as in TriForce) or best (of any key and any head); for retrieval.
     sinks: first tokens in the budget; for window.
     recent: latest tokens in the budget; for h2o. 0: half.
     room: new tokens before the kept tokens are selected again.
     refresh: also select again when acceptance of the last four drafts falls below this share of the usual; 0: never.
+    whole_layers: first layers that attend to all tokens.
     """
 
     cache: str = "retrieval"
     budget: int = 512
     chunk: int = 8
+    score: str = "mean"
     sinks: int = 4
     recent: int = 0
     room: int = 64
     refresh: float = 0.8
+    whole_layers: int = 0
 
     def __post_init__(self) -> None:
         ChainOptions.__post_init__(self)  # super() does not work in a dataclass with slots
         check_known("cache", {self.cache: None}, CACHES)
-        check_bounds(self, least={"room": 1, "refresh": 0}, below={"refresh": 1})
+        check_bounds(self, least={"room": 1, "refresh": 0, "whole_layers": 0}, below={"refresh": 1})
         self.selection()
 
     def selection(self) -> Selection:
@@ -67,7 +71,7 @@ class Options(ChainOptions):
             return Window(self.budget, self.sinks)
         if self.cache == "h2o":
             return HeavyHitters(self.budget, self.recent or self.budget // 2)
-        return Retrieval(self.budget, self.chunk)
+        return Retrieval(self.budget, self.chunk, self.score)
 
 
 @final
@@ -82,7 +86,8 @@ class Partial(SelfSpeculativeDrafter):
 
     def __init__(self, options: Options, target: CausalLM, full: SlotCache, vocab_size: int) -> None:
         ahead, selection = options.num_assistant_tokens, options.selection()
-        model = PartialLM(target, full, selection, options.room + selection.slack + 1 + ahead)
+        room = options.room + selection.slack + 1 + ahead
+        model = PartialLM(target, full, selection, room, options.whole_layers)
         super().__init__(options, model, full, vocab_size)
         self._cache_sync = PartialCacheSync(model, ahead, options.refresh)
 

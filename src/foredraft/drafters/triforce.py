@@ -35,8 +35,10 @@ class Options(SizedOptions):
     inner_gamma: most tokens drafted for the middle level per inner step (gamma_1).
     budget: tokens of a long context that the middle level reads.
     chunk: tokens per chunk of the selection.
+    score: of a chunk: mean (of its keys, as in the paper) or best (of any key and any head).
     room: new tokens before chunks are selected again.
     refresh: also select again when acceptance of the last four drafts falls below this share of the usual; 0: never.
+    whole_layers: first layers in which the middle level attends to all tokens.
     window: tokens that the small model reads.
     sinks: number of first tokens in the window.
     """
@@ -45,14 +47,17 @@ class Options(SizedOptions):
     inner_gamma: int = 3
     budget: int = 512
     chunk: int = 8
+    score: str = "mean"
     room: int = 64
     refresh: float = 0.8
+    whole_layers: int = 0
     window: int = 256
     sinks: int = 16
     law = Law.CHAIN
 
     def __post_init__(self) -> None:
-        check_bounds(self, least={"gamma": 1, "inner_gamma": 1, "room": 1, "refresh": 0}, below={"refresh": 1})
+        least = {"gamma": 1, "inner_gamma": 1, "room": 1, "refresh": 0, "whole_layers": 0}
+        check_bounds(self, least=least, below={"refresh": 1})
         self.selection()
 
     def selection(self) -> Retrieval:
@@ -61,7 +66,7 @@ class Options(SizedOptions):
         Raises:
             OptionError: the budget is less than two chunks.
         """
-        return Retrieval(self.budget, self.chunk)
+        return Retrieval(self.budget, self.chunk, self.score)
 
 
 @final
@@ -98,7 +103,7 @@ class TriForce(RunnerDrafter[NestedLoop]):
         selection = options.selection()
         # a row that is done keeps growing by a token per step until the slowest row is done
         ahead = 2 * options.gamma + round_up(1 + part.drafter.needs.max_nodes)
-        middle = PartialLM(target, full, selection, options.room + selection.slack + 1 + ahead)
+        middle = PartialLM(target, full, selection, options.room + selection.slack + 1 + ahead, options.whole_layers)
         self._cache_sync = PartialCacheSync(middle, ahead, options.refresh)
         parts = NestedLoopParts(
             middle, part.drafter, middle.cache, options.inner_gamma, part.confidence, sync=self._cache_sync.sync

@@ -10,10 +10,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import tiny
 from foredraft.core.errors import ModelError, OptionError
 from foredraft.core.tree import TokenTree
+from foredraft.model.attention.slot_attention import AttentionObserver
 from foredraft.model.hf.causal_lm import CausalLM
-from foredraft.model.kv.cache import SlotCache
+from foredraft.model.kv.cache import PassthroughView, SlotCache
 from foredraft.model.kv.masks import StepIn
-from foredraft.model.partial.kv_selection import HeavyHitters, Retrieval, Selection, Window
+from foredraft.model.partial.kv_selection import SCORES, HeavyHitters, Retrieval, Selection, Window
 from foredraft.model.partial.model import PartialLM
 from slots import bases, read
 
@@ -85,22 +86,97 @@ def test_a_window_says_what_the_model_says_that_cannot_see_the_rest(name: str, m
     assert (found - model.forward(step, full).logits).abs().max() < TOLERANCE
 
 
-def brute_force(query: Tensor, keys: Tensor, budget: int, chunk: int) -> list[list[int]]:
-    """Chunk by chunk and head by head, as the paper says it, for heads that share keys by their sum."""
+class Hiding(AttentionObserver):
+    """Hides slots from all layers but the first ones, over the whole cache."""
+
+    def __init__(self, view: PassthroughView, hidden: Tensor, first: int) -> None:
+        self.view, self.hidden, self.first = view, hidden, first
+
+    def attend_to(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        return self.view.store.write(layer, key, value, self.view)
+
+    def mask(self, layer: int, mask: Tensor) -> Tensor:
+        least = torch.finfo(mask.dtype).min
+        return mask if layer < self.first else mask.masked_fill(self.hidden[:, None, None], least)
+
+    def record_weights(self, layer: int, weights: Tensor) -> None: ...
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+@pytest.mark.parametrize("whole", [1, 2])
+def test_whole_layers_attend_to_what_the_others_left_out(name: str, whole: int):
+    """Against the whole cache with masks by layer, for rows that fit and rows that do not, and as they grow."""
+    model, rows = CausalLM(tiny.build(name, num_hidden_layers=3)), [1, 0, 2]
+    full = read(model, TEXTS, rows)
+    partial = PartialLM(model, full, KINDS["window"], 16, whole_layers=whole)
+    for cut in (4, 3, 0):
+        texts = [text[: len(text) - cut] for text in TEXTS]
+        tree, selected = branching(texts), partial.sync(rows, [len(text) for text in texts], 6)
+        assert selected == ([1, 0] if cut == 4 else [])
+        found = say(partial, partial.cache, tree, texts, rows)
+        step = model.address(tree, bases(texts), rows, 80)
+        hidden = torch.zeros(3, step.kv_extent, dtype=torch.bool)
+        for line, text in enumerate(TEXTS[:2]):
+            hidden[line, 3 : len(text) - 5 - 13] = True
+        view = PassthroughView(read(model, TEXTS, rows), step)
+        wanted = model.run(step, view, None, Hiding(view, hidden, whole)).logits
+        assert (found - wanted).abs().max() < TOLERANCE
+
+
+@pytest.mark.parametrize("kind", [Retrieval(16, 4), HeavyHitters(16, 6)], ids=["retrieval", "h2o"])
+def test_after_a_whole_layer_queries_are_those_of_the_model(kind: Selection):
+    """And a whole layer selects nothing."""
+    model, asked = CausalLM(tiny.build("llama")), []
+    full = read(model, TEXTS, [0, 1, 2])
+    for whole in (0, 1):
+        recorder = Recorder(kind)
+        partial = PartialLM(model, full, recorder, 12, whole_layers=whole)
+        partial.sync([0, 1, 2], [len(text) for text in TEXTS], 6)
+        say(partial, partial.cache, branching(TEXTS), TEXTS, [0, 1, 2])
+        asked.append([query for query, *_ in recorder.asked])
+    assert len(asked[0]) == 4 and len(asked[1]) == 2
+    queries: list[Tensor] = []
+    step = model.address(branching(TEXTS), bases(TEXTS), [0, 1, 2], 80)
+    view = PassthroughView(full, step)
+
+    class Queries(Hiding):
+        def attend_to(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float):
+            queries.append(query[:, :, 0].clone())
+            return super().attend_to(layer, query, key, value, scale)
+
+    model.run(step, view, None, Queries(view, torch.zeros(3, step.kv_extent, dtype=torch.bool), 0))
+    for row in (0, 1):
+        wanted = queries[1][row].unflatten(0, (2, -1))
+        assert (asked[1][row] - wanted).abs().max() < TOLERANCE
+        assert (asked[0][2 + row] - wanted).abs().max() > 10 * TOLERANCE
+
+
+def test_a_model_needs_more_layers_than_whole_ones():
+    model = CausalLM(tiny.build("llama"))
+    with pytest.raises(ModelError, match="has 2 layers: with whole_layers=2 none is left"):
+        PartialLM(model, model.new_cache(), KINDS["retrieval"], 16, whole_layers=2)
+
+
+def brute_force(query: Tensor, keys: Tensor, budget: int, chunk: int, score: str) -> list[list[int]]:
+    """Chunk by chunk and head by head: by the mean key as the paper says it, for heads that share keys by their sum."""
     places = []
     for group in range(keys.shape[0]):
         scores = []
         for begin in range(0, keys.shape[1], chunk):
-            mean = sum(keys[group, begin + i] for i in range(chunk)) / chunk
-            scores.append(sum(float(head @ mean) for head in query[group]))
+            own = [keys[group, begin + i] for i in range(chunk)]
+            if score == "best":
+                scores.append(max(float(head @ key) for head in query[group] for key in own))
+            else:
+                scores.append(sum(float(head @ (sum(own) / chunk)) for head in query[group]))
         best = sorted(range(1, len(scores)), key=lambda i: -scores[i])[: budget // chunk - 1]
         places.append([i * chunk + j for i in sorted([0, *best]) for j in range(chunk)])
     return places
 
 
-def test_chunks_are_those_of_a_brute_force_search_in_every_layer():
+@pytest.mark.parametrize("score", SCORES)
+def test_chunks_are_those_of_a_brute_force_search_in_every_layer(score: str):
     model, rows = CausalLM(tiny.build("llama")), [1, 0, 2]
-    full, kind = read(model, TEXTS, rows), Recorder(KINDS["retrieval"])
+    full, kind = read(model, TEXTS, rows), Recorder(Retrieval(16, 4, score))
     partial = PartialLM(model, full, kind, 12)
     assert partial.sync(rows, [len(text) for text in TEXTS], 6) == [1, 0]
     say(partial, partial.cache, branching(TEXTS), TEXTS, rows)
@@ -111,7 +187,7 @@ def test_chunks_are_those_of_a_brute_force_search_in_every_layer():
         border = committed // 4 * 4
         stored = full.stored(layer)
         assert query.shape == (2, 2, 8) and torch.equal(keys, stored[0][row, :, :border])
-        assert chosen.tolist() == brute_force(query, keys, 16, 4)
+        assert chosen.tolist() == brute_force(query, keys, 16, 4, score)
         for whole, own in zip(stored, partial.cache.stored(layer), strict=True):
             wanted = torch.stack([whole[row, k, chosen[k]] for k in range(2)])
             held = own[partial.cache.buffer_row(row)]

@@ -51,6 +51,10 @@ class AttentionObserver(ABC):
     ) -> tuple[Float[Tensor, "B K S E"], Float[Tensor, "B K S F"]]:
         """The keys and values for these queries, including those of the N new nodes (``key`` and ``value``)."""
 
+    def mask(self, layer: int, mask: Float[Tensor, "B 1 M S"]) -> Float[Tensor, "B #K M T"]:
+        """The additive mask over the keys of ``attend_to``, given that of the forward (``repeated`` or not)."""
+        return mask
+
     @abstractmethod
     def record_weights(self, layer: int, weights: Float[Tensor, "B K S"]) -> None:
         """Called if ``wants_weights``, with the first node's attention weights, summed over the heads of a group."""
@@ -92,6 +96,7 @@ def slot_attention(
         layer, scale = module.layer_idx, query.shape[-1] ** -0.5 if scaling is None else scaling
         assert isinstance(layer, int)
         key, value = observer.attend_to(layer, query, key, value, scale)
+        attention_mask = observer.mask(layer, attention_mask)
         if observer.wants_weights:
             first = attention_weights(query[:, :, :1], key, attention_mask[:, :, :1], scale, softcap, s_aux)
             observer.record_weights(layer, first[:, :, :, 0].sum(2))

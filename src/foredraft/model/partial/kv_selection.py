@@ -11,6 +11,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from foredraft.core.errors import OptionError
+from foredraft.core.sampling.params import check_known
+
+SCORES = ("mean", "best")
+"""Scores of a chunk; see ``Retrieval``."""
 
 
 class Selection(ABC):
@@ -48,20 +52,23 @@ class Selection(ABC):
 class Retrieval(Selection):
     """TriForce (arXiv:2404.11912, section 4.1): the chunks with the best scores.
 
-    A chunk's score is the product of the query and the mean of its keys; heads that share keys use the sum of their
-    queries. The first chunk, which holds the attention sinks, is always kept.
+    In the paper, a chunk's score is the product of the query and the mean of its keys; heads that share keys use the
+    sum of their queries. The first chunk, which holds the attention sinks, is always kept.
 
     Args:
         budget: tokens.
         chunk: tokens per chunk.
+        score: mean, the paper's, or best, the largest product of any key of the chunk and any head's query.
     """
 
-    def __init__(self, budget: int, chunk: int = 8) -> None:
+    def __init__(self, budget: int, chunk: int = 8, score: str = "mean") -> None:
+        check_known("score", {score: None}, SCORES)
         if chunk < 1 or budget < 2 * chunk or budget % chunk:
             raise OptionError(f"A budget of {budget} must be a multiple of the chunk size {chunk}, two chunks or more.")
         self.budget = budget
         self.slack = chunk - 1
         self._chunk = chunk
+        self._score = score
 
     def border(self, committed: int) -> int:
         return committed // self._chunk * self._chunk
@@ -69,9 +76,11 @@ class Retrieval(Selection):
     def choose(
         self, query: Float[Tensor, "K G E"], keys: Float[Tensor, "K T E"], scale: float
     ) -> Int[Tensor, "K budget"]:
-        # the product with the mean is the mean of the products: one pass over the keys, no copy
-        each = (keys @ query.sum(1)[..., None])[..., 0].float()
-        scores = each.unflatten(1, (-1, self._chunk)).mean(-1)
+        if self._score == "best":
+            scores = (query @ keys.transpose(1, 2)).amax(1).float().unflatten(1, (-1, self._chunk)).amax(-1)
+        else:  # the product with the mean is the mean of the products: one pass over the keys, no copy
+            each = (keys @ query.sum(1)[..., None])[..., 0].float()
+            scores = each.unflatten(1, (-1, self._chunk)).mean(-1)
         scores[:, 0] = torch.inf
         best = scores.topk(self.budget // self._chunk, dim=1).indices.sort(dim=1).values
         inside = torch.arange(self._chunk, device=keys.device)

@@ -2,7 +2,8 @@
 
 A row's partial cache is [tokens selected before a border | all tokens after it], without gaps, so slot = position -
 number of tokens left out before it. Keys keep the rotation of their own position, and the model receives positions, not
-slots. A row that fits is cached as a whole.
+slots. A row that fits is cached as a whole. The first layers may read the selected tokens' place from the full cache
+instead: all tokens before the border.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -59,12 +60,20 @@ class PartialLM(TargetModel):
         full: its cache, with the same rows.
         selection: which tokens of a long row are kept.
         room: slots for tokens since the last selection and for tokens in flight.
+        whole_layers: first layers that attend to all tokens, before the border in the full cache.
 
     Raises:
-        ModelError: the model has sliding-window layers, or does not use foredraft's attention.
+        ModelError: the model has sliding-window layers, too few layers, or does not use foredraft's attention.
     """
 
-    def __init__(self, model: CausalLM, full: SlotCache, selection: Selection, room: int) -> None:
+    def __init__(
+        self, model: CausalLM, full: SlotCache, selection: Selection, room: int, whole_layers: int = 0
+    ) -> None:
+        if whole_layers >= model.layers:
+            raise ModelError(
+                f"{model.name} has {model.layers} layers: with whole_layers={whole_layers} none is left to draft with "
+                "a part of its cache."
+            )
         if any(window is not None for window in model.layout.kinds.values()):
             raise ModelError(
                 f"{model.name} has layers with a sliding or chunked attention window, which partial-cache drafting "
@@ -78,6 +87,7 @@ class PartialLM(TargetModel):
         self._model = model
         self._full = full
         self._selection = selection
+        self._whole_layers = whole_layers
         self._left_out: dict[int, int] = {}  # tokens of each row that are not in the cache
         self._synced: dict[int, int] = {}  # committed tokens of each row that have been copied or left out
         self._pending: dict[int, _PendingSelection] = {}
@@ -202,21 +212,36 @@ class PartialLM(TargetModel):
         if self._pending:
             rows = enumerate(step.rows)
             pending = {index: self._pending.pop(row) for index, row in rows if row in self._pending}
-        if not pending and self._scores is None:
+        far = self._far(step.rows) if self._whole_layers else None
+        if not pending and self._scores is None and far is None:
             return self._model.forward(step, cache, keep)
         view = PassthroughView(cache, step)
-        return self._model.run(step, view, keep, _GatherObserver(self, view, step.rows, pending, self._scores))
+        return self._model.run(step, view, keep, _GatherObserver(self, view, step.rows, pending, self._scores, far))
+
+    def _far(self, rows: Sequence[int]) -> "_FarTokens | None":
+        """What the layers that attend to all tokens read of the full cache; None if these rows fit."""
+        borders = [left and left + self._selection.budget for left in map(self.left_out, rows)]
+        if not any(borders):
+            return None
+        places = [*zip(borders, self._full.buffer_rows(rows), strict=True)]
+        ends, buffer_rows = to_device(places, self.device).unbind(1)
+        return _FarTokens(self._full, self._whole_layers, self._selection.budget, ends, max(borders), buffer_rows)
 
     def gather(self, pending: _PendingSelection, layer: int, query: Float[Tensor, "H E"], scale: float) -> None:
-        """Select a row's tokens in one layer; copy them and the tokens after the border from the full cache."""
+        """Select a row's tokens in one layer; copy them and the tokens after the border from the full cache.
+
+        A layer that attends to all tokens needs no selection.
+        """
         row, border, committed = pending
         full, own = self._full.stored(layer), self.cache.stored(layer)
         source_row, target_row = self._full.buffer_row(row), self.cache.buffer_row(row)
-        keys = full[0][source_row, :, :border]
-        selected = self._selection.choose(query.unflatten(0, (keys.shape[0], -1)), keys, scale)
-        budget = self._selection.budget
+        budget, selected = self._selection.budget, None
+        if layer >= self._whole_layers:
+            keys = full[0][source_row, :, :border]
+            selected = self._selection.choose(query.unflatten(0, (keys.shape[0], -1)), keys, scale)
         for source, target in zip(full, own, strict=True):
-            target[target_row, :, :budget] = source[source_row].take_along_dim(selected[..., None], 1)
+            if selected is not None:
+                target[target_row, :, :budget] = source[source_row].take_along_dim(selected[..., None], 1)
             target[target_row, :, budget : budget + committed - border] = source[source_row, :, border:committed]
         if self._scores is not None:
             self._scores.reset([row], layer)
@@ -260,6 +285,40 @@ class PartialLM(TargetModel):
             )
 
 
+class _FarTokens(NamedTuple):
+    """The tokens before the border of B rows in the full cache, for the first ``layers`` layers, which read them in
+    place of the ``budget`` selected ones.
+
+    ``ends``: the borders; 0 for a row that fits. ``extent``: the largest of them.
+    """
+
+    full: SlotCache
+    layers: int
+    budget: int
+    ends: Int[Tensor, "B"]
+    extent: int
+    buffer_rows: Int[Tensor, "B"]
+
+    def before(
+        self, layer: int, kept: tuple[Float[Tensor, "B K S E"], Float[Tensor, "B K S F"]]
+    ) -> tuple[Float[Tensor, "B K T E"], Float[Tensor, "B K T F"]]:
+        """Keys and values of the far tokens, before those of the partial cache; T is ``extent`` + S."""
+        keys, values = (
+            torch.cat([source[:, :, : self.extent].index_select(0, self.buffer_rows), own], dim=2)
+            for source, own in zip(self.full.stored(layer), kept, strict=True)
+        )
+        return keys, values
+
+    def mask(self, mask: Float[Tensor, "B 1 M S"]) -> Float[Tensor, "B 1 M T"]:
+        """A mask over the slots of the partial cache becomes one over ``before``."""
+        index, least = torch.arange(max(self.extent, mask.shape[3]), device=mask.device), torch.finfo(mask.dtype).min
+        ends = self.ends[:, None, None, None]
+        beyond = index[: self.extent] >= ends
+        far = torch.zeros_like(beyond, dtype=mask.dtype).masked_fill(beyond, least)
+        selected = (index[: mask.shape[3]] < self.budget) & (ends > 0)
+        return torch.cat([far.expand(-1, -1, mask.shape[2], -1), mask.masked_fill(selected, least)], dim=3)
+
+
 @final
 class _GatherObserver(AttentionObserver):
     """Observer of a ``PartialLM`` forward: gathers the tokens of pending rows, then writes the new ones."""
@@ -271,6 +330,7 @@ class _GatherObserver(AttentionObserver):
         rows: Sequence[int],
         pending: dict[int, _PendingSelection],
         scores: AttentionScores | None,
+        far: _FarTokens | None,
     ) -> None:
         self.wants_weights = scores is not None
         self._model = model
@@ -278,6 +338,7 @@ class _GatherObserver(AttentionObserver):
         self._rows = to_device(rows, model.device)
         self._pending = pending
         self._scores = scores
+        self._far = far
 
     def attend_to(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         keys, _ = self._model.cache.buffers(layer, key, value)
@@ -285,10 +346,20 @@ class _GatherObserver(AttentionObserver):
             self._scores.reserve(layer, keys)
         for index, pending in self._pending.items():
             self._model.gather(pending, layer, query[index, :, 0], scale)
-        return self._view.store.write(layer, key, value, self._view)
+        kept = self._view.store.write(layer, key, value, self._view)
+        far = self._far_of(layer)
+        return kept if far is None else far.before(layer, kept)
+
+    def mask(self, layer: int, mask: Tensor) -> Tensor:
+        far = self._far_of(layer)
+        return mask if far is None else far.mask(mask)
+
+    def _far_of(self, layer: int) -> _FarTokens | None:
+        """The tokens that a layer reads of the full cache, if it does."""
+        return self._far if self._far is not None and layer < self._far.layers else None
 
     def record_weights(self, layer: int, weights: Tensor) -> None:
-        if self._scores is not None:
+        if self._scores is not None and self._far_of(layer) is None:
             self._scores.add_pending(layer, self._rows, weights)
 
 
