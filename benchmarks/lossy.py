@@ -1,13 +1,15 @@
 """Lossy rules of verification: acceptance and quality beside the exact rule, by temperature; and Medusa-2's target.
 
     python benchmarks/lossy.py --model MODEL --medusa HEAD --blockwise HEAD --prompts GSM8K.jsonl ALPACA.jsonl
-    python benchmarks/lossy.py ... --medusa2 RUN/head --answers HELD_OUT.jsonl    # Medusa-2's target, too
+    python benchmarks/lossy.py --answers T0.jsonl T1.jsonl --split FOLDER    # training data, and what is held out
+    python benchmarks/lossy.py ... --medusa2 RUN/head --answers FOLDER/held_T0.jsonl FOLDER/held_T1.jsonl
 
 A cell is a drafter, a rule and a temperature: all prompts run in one batch, with everything drafted in every step. One
 JSON line a cell, with each text's tokens, forwards of the target and quality. transformers scores the texts, by the law
 of the original target: log-likelihood at the cell's temperature and at 1, and how many tokens are the target's best.
-GSM8K's answers are right if the last number is. ``--answers`` (of ``foredraft answers``) are scored by both targets. A
-finished cell is not run again; ``--part 1/4`` runs every fourth cell, for several processes. Times do not matter.
+GSM8K's answers are right if the last number is. With ``--medusa2``, that target's texts are scored by the original's
+law, and ``--answers`` (of ``foredraft answers``, not of its training) by both. A finished cell is not run again;
+``--part 1/4`` runs every fourth cell, for several processes. Times do not matter.
 """
 
 import argparse
@@ -153,7 +155,8 @@ def run(generator: Generator, some: Sequence[Question], cell: Cell, scorer: Scor
 def measured(args: argparse.Namespace, todo: Sequence[Cell]) -> Iterator[dict[str, Any]]:
     """Run these cells."""
     some = questions(args.prompts, args.count)
-    options = {"dtype": "float32", "device": args.device, "max_batch_size": len(some)}
+    rows = {"max_batch_size": len(some), "kv_cache_memory_bytes": args.kv_cache_memory_bytes}
+    options = {"dtype": "float32", "device": args.device, **rows}
     paths = {PLAIN: args.model, JOINT: args.medusa2}
     heads = {(PLAIN, "medusa"): args.medusa, (PLAIN, "blockwise"): args.blockwise, (JOINT, "medusa"): args.medusa2}
     scorer = Scorer(args.model, args.device, args.score_rows)
@@ -164,7 +167,7 @@ def measured(args: argparse.Namespace, todo: Sequence[Cell]) -> Iterator[dict[st
         spec = f"{cell.drafter}:{heads[cell.target, cell.drafter]},{FIXED}"
         rule = None if cell.rule == EXACT else cell.rule
         target = plain[cell.target]
-        with foredraft.load(target, spec, verifier=rule, max_batch_size=len(some)) as generator:
+        with foredraft.load(target, spec, verifier=rule, **rows) as generator:
             yield {"kind": "cell", **cell._asdict(), "texts": run(generator, some, cell, scorer)}
 
 
@@ -181,6 +184,24 @@ def held_out(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 for (_, output), own in zip(pairs, scores, strict=True)
             ]
             yield {"kind": "answers", "target": name, "file": file.stem, "texts": texts}
+
+
+def split(files: Sequence[Path], folder: Path, count: int) -> None:
+    """Write the answers without those to ``count`` prompts that all files have, and of each file those alone."""
+    rows = {file: [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] for file in files}
+    prompts = {file: {_prompt(row): None for row in some} for file, some in rows.items()}
+    common = [each for each in prompts[files[-1]] if all(each in own for own in prompts.values())]
+    held = set(common[-count:])
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = [row for some in rows.values() for row in some if _prompt(row) not in held]
+    for name, some in {"train": kept, **{f"held_{file.stem}": own for file, own in rows.items()}}.items():
+        chosen = some if name == "train" else [row for row in some if _prompt(row) in held]
+        text = "".join(json.dumps(row) + "\n" for row in chosen)
+        (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
+
+
+def _prompt(row: dict[str, Any]) -> tuple[int, ...]:
+    return tuple(row["ids"][: row["prompt_length"]])
 
 
 # ---- tables
@@ -264,21 +285,25 @@ def answers_table(lines: Sequence[dict]) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, help="folder or hub name, or sample")
+    parser.add_argument("--model", default="sample", help="folder or hub name, or sample")
     parser.add_argument("--medusa", help="head")
     parser.add_argument("--blockwise", help="blockwise or Medusa head")
     parser.add_argument("--medusa2", help="folder of train medusa2: another target, with its heads")
     parser.add_argument("--prompts", type=Path, nargs="+", default=[], help="files with turns")
     parser.add_argument("--answers", type=Path, nargs="+", default=[], help="held-out answers for both targets")
     parser.add_argument("--count", type=int, default=40, help="prompts of each file")
+    parser.add_argument("--split", type=Path, help="folder for the parts of --answers; nothing else is done")
     parser.add_argument("--answer-count", type=int, default=200, help="answers of each file")
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7, 1.0])
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--kv-cache-memory-bytes", type=int)
     parser.add_argument("--score-rows", type=int, default=8, help="texts that are scored at once")
     parser.add_argument("--part", default="1/1", help="I/N: every N-th cell from the I-th on")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
+    if args.split:
+        return split(args.answers, args.split, args.answer_count)
     if args.answers and not args.medusa2:
         parser.error("--answers compares with --medusa2: give both")
     if args.device == "cpu":

@@ -84,6 +84,21 @@ def test_a_finished_cell_is_not_run_again(
     assert tool.table("medusa", tmp_path / "none.jsonl") == ""
 
 
+def test_held_out_answers_are_of_prompts_that_no_training_answer_has(tool: ModuleType, tmp_path: Path):
+    def row(prompt: int, answer: int) -> str:
+        return json.dumps({"ids": [1, prompt, answer], "prompt_length": 2}) + "\n"
+
+    files = [tmp_path / "T0.jsonl", tmp_path / "T1.jsonl"]
+    files[0].write_text("".join(row(prompt, 10 + prompt) for prompt in (1, 2, 3, 4)), encoding="utf-8")
+    files[1].write_text("".join(row(prompt, 20 + prompt) for prompt in (1, 2, 3, 9)), encoding="utf-8")
+    tool.split(files, tmp_path / "parts", 2)
+    found = {
+        file.stem: [json.loads(line)["ids"][2] for line in file.read_text("utf-8").splitlines()]
+        for file in (tmp_path / "parts").iterdir()
+    }
+    assert found == {"train": [11, 14, 21, 29], "held_T0": [12, 13], "held_T1": [22, 23]}
+
+
 def test_both_targets_score_held_out_answers(tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     answers = tmp_path / "held.jsonl"
     answers.write_text(json.dumps({"ids": [5, 9, 2, 7, 7, 8], "prompt_length": 3}) + "\n", encoding="utf-8")
