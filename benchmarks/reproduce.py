@@ -149,6 +149,33 @@ def ablation(inputs: Inputs) -> list[Command]:
     ]
 
 
+def lossy(inputs: Inputs) -> list[Command]:
+    """Heads of the real model and Medusa-2's target, and what lossy rules do with them."""
+    answers, parts, model = STATE / "answers", STATE / "answers-split", ["-m", inputs.smollm2]
+    files = [answers / "T0.jsonl", answers / "T1.jsonl"]
+    held = [parts / f"held_{file.name}" for file in files]
+    data, medusa = ["--data", parts / "train.jsonl", "--tokens", "3000000"], STATE / "medusa" / "head"
+    joint = ["--start", medusa, "--recipe", "alone=0", "--recipe", "own=kl", "--batch", "16", "--lr", "0.0005"]
+    heads = ["--medusa", medusa, "--blockwise", STATE / "blockwise" / "head", "--medusa2", STATE / "medusa2" / "head"]
+    excluded = repeated("--exclude", questions(inputs))
+    return [
+        foredraft("answers", answers, *model, "--weights", "int4", "--own-prompts", "14000", *excluded),
+        script("lossy", "--answers", *files, "--split", parts),
+        *(foredraft("train", name, *model, *data, "--out", STATE / name) for name in ("medusa", "blockwise")),
+        foredraft("train", "medusa2", *model, *data, *joint, "--out", STATE / "medusa2"),
+        script(
+            "lossy",
+            "--model",
+            inputs.smollm2,
+            *heads,
+            "--prompts",
+            *questions(inputs, ("gsm8k", "mt_bench")),
+            "--answers",
+            *held,
+        ),
+    ]
+
+
 def engines(inputs: Inputs, *more: str) -> list[Command]:
     peers = ["--node", inputs.node, "--openvino", inputs.openvino]
     words = ["--model", inputs.smollm2, "--prompt-files", inputs.prompts / "eagle", *peers]
@@ -223,6 +250,13 @@ PARTS = {
         ("ablation.jsonl",),
         lambda i: (Path(i.smollm2), i.prompts),
         ablation,
+    ),
+    "lossy": Part(
+        "lossy rules and Medusa-2, with training (minutes on a GPU): methods",
+        12.0,
+        ("lossy.jsonl",),
+        lambda i: (Path(i.smollm2), i.prompts),
+        lossy,
     ),
     "online": Part(
         "online distillation while topics change: methods/online.md",
