@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from origin import provenance
+from seeded_texts import run_texts, tokenized
 
 import foredraft
-from foredraft.bench.prompts import read_prompts
 from foredraft.core.rng import derive_seeds
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.engine.policy import Constant
@@ -147,13 +147,11 @@ def trial(target: Any, head: Head, path: Path, prompts: dict[str, list[Any]], to
     drafter = "eagle3" if head.method == "eagle3" else "eagle2"
     for shape, options, temperatures in (("chain", CHAIN, (0.0, 1.0)), ("tree", TREE, (0.0,))):
         with foredraft.load(target, f"{drafter}:{path},{options}", max_batch_size=len(rows)) as generator:
-            engine = generator.engine
-            engine.policy = Constant(engine.drafter.needs.longest)
+            generator.engine.policy = Constant(generator.engine.drafter.needs.longest)
             for temperature in temperatures:
                 params = SamplingParams(max_new_tokens=tokens, temperature=temperature)
-                requests = [engine.request(prompt, params, generator.eos_token_ids) for _, prompt in rows]
-                sequences = engine.submit(requests, lambda ids: "", derive_seeds(1, len(rows)))
-                engine.run(sequences)
+                seeds = derive_seeds(1, len(rows))
+                sequences = run_texts(generator, [prompt for _, prompt in rows], params, seeds)
                 for task in prompts:
                     own = [each for each, (of, _) in zip(sequences, rows, strict=True) if of == task]
                     stats = [each.counters.stats(len(each.prompt), "", True) for each in own]
@@ -164,16 +162,6 @@ def trial(target: Any, head: Head, path: Path, prompts: dict[str, list[Any]], to
                         "tokens": [each.tokens for each in stats],
                         "forwards": [each.target_forwards for each in stats],
                     }
-    return found
-
-
-def tokenized(generator: Any, files: Sequence[Path], count: int) -> dict[str, list[list[int]]]:
-    """The first turn of each prompt in the chat template, by task."""
-    found = {}
-    for file in files:
-        task = file.parent.name if file.stem == "question" else file.stem
-        chats = [[{"role": "user", "content": prompt.turns[0]}] for prompt in read_prompts(file)[:count]]
-        found[task] = [generator.tokenizer.encode_chat(chat) for chat in chats]
     return found
 
 

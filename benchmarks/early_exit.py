@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from ablation import tokenized
 from origin import provenance
 from reading import acceptance_interval, markdown_table, per_forward, read
+from seeded_texts import tokenized
 
 import foredraft
 from foredraft.files.provenance import shortened

@@ -31,10 +31,11 @@ def provenance(command: str, **facts: object) -> dict:
 
 
 def origin_line(origin: dict, stored: str = "float32") -> str:
-    """Machine, how the weights are ``stored``, versions and commit, as part of a sentence."""
+    """Machine (a GPU, if it has one as ``gpu``), how the weights are ``stored``, versions and commit, as part of a
+    sentence."""
     date = origin.get("time", origin.get("date", ""))[:10]
     threads = f"{origin['threads']} thread{'s' if origin['threads'] > 1 else ''}"
     return (
-        f"{threads} on {origin['device']}, {stored}, torch {origin['torch']}, transformers "
+        f"{origin.get('gpu') or f'{threads} on ' + origin['device']}, {stored}, torch {origin['torch']}, transformers "
         f"{origin['transformers']}, {origin.get('commits') or 'commit ' + origin['commit'][:9]}, {date}"
     )

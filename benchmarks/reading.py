@@ -1,11 +1,14 @@
 """Reading results files, medians with their spread, and Markdown tables."""
 
+import functools
 import json
 import random
 import statistics
 from collections.abc import Callable, Container, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
+
+import numpy as np
 
 T = TypeVar("T")
 
@@ -43,6 +46,20 @@ def acceptance_interval(arm: dict) -> str:
     prompts = list(zip(arm["tokens"], arm["forwards"], strict=True))
     low, high = interval(prompts, per_forward, 1000)
     return f"{per_forward(prompts):.2f} ({low:.2f} to {high:.2f})"
+
+
+def interval_of_sums(
+    rows: Sequence[Sequence[float]], of: Callable[[np.ndarray], np.ndarray], samples: int
+) -> tuple[float, float]:
+    """``interval`` of a statistic of the columns' sums, much faster: ``of`` gets those of all samples, [K, samples]."""
+    found = np.sort(of((_times_drawn(len(rows), samples) @ np.array(rows, dtype=np.float64)).T))
+    return float(found[int(0.025 * samples)]), float(found[int(0.975 * samples)])
+
+
+@functools.cache
+def _times_drawn(count: int, samples: int) -> np.ndarray:
+    """How often each of ``count`` items is in each sample."""
+    return np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), samples).astype(np.float64)
 
 
 def markdown_table(head: Sequence[str], lines: Iterable[Sequence[str]], words: Container[int] = (0,)) -> list[str]:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from origin import origin_line
-from reading import interval, quartiles
+from reading import interval, markdown_table, quartiles
 
 from foredraft.bench.measure.records import Run, RunFile, read_runs
 from foredraft.bench.measure.summary import acceptance_length, grouped, pairs, ratios
@@ -38,6 +38,10 @@ DEPTH = {4: 3, 8: 4, 24: 6, 60: 8}
 SHAPES = {4: "2x1", 8: "4x1", 24: "eagle", 60: "medusa"}
 """EAGLE-1's static trees of about so many nodes (the last two have 25 and 63)."""
 FIXED = "num_assistant_tokens_schedule=constant"
+HEADS = "heads"
+"""In place of a size: a chain of as many tokens as there are heads."""
+NETWORKS = ("eagle3", "eagle1", "medusa", "hydra", "blockwise", "draft_model")
+"""Whose heads and models are options."""
 SAMPLES = 2000
 """Of the bootstrap."""
 Spec = Callable[[int], str]
@@ -57,13 +61,16 @@ def arms(heads: dict[str, str]) -> dict[str, str]:
         "prompt_lookup": lambda n: f"prompt_lookup,prompt_lookup_num_tokens={n},{FIXED}",
         "max_gram": lambda n: f"max_gram,num_assistant_tokens={n},{FIXED}",
     }
-    auto = {"prompt_lookup": "prompt_lookup", "max_gram": "max_gram"}
+    auto, own = {"prompt_lookup": "prompt_lookup", "max_gram": "max_gram"}, {}
     if "eagle1" in heads:  # the same weights
         heads = heads | {"eagle2": heads["eagle1"]}
     for name, path in heads.items():
         auto[name] = f"{name}:{path}"
         if name == "draft_model":
-            fixed[name] = lambda n, path=path: f"draft_model:{path},num_assistant_tokens={n},{FIXED}"
+            length = f"draft_model:{path},assistant_confidence_threshold=0,{FIXED},num_assistant_tokens="
+            fixed[name] = lambda n, length=length: f"{length}{n}"
+        elif name == "blockwise":
+            own[f"blockwise {HEADS}"] = f"blockwise:{path},{FIXED}"
         elif name == "eagle1":
             fixed[name] = lambda n, path=path: f"eagle1:{path},tree={SHAPES[n]},{FIXED}"
         else:
@@ -73,16 +80,15 @@ def arms(heads: dict[str, str]) -> dict[str, str]:
         fixed["eagle3-chain"] = lambda n: f"eagle3:{path},nodes={n},depth={n},top_k=1,{FIXED}"
         auto["look-ups+head"] = f"bandit:prompt_lookup+eagle3:{path}"
     few = {"eagle3-chain", "draft_model"}
-    found = {"none": "none"} | {f"{name} auto": spec for name, spec in auto.items()}
+    found = {"none": "none"} | {f"{name} auto": spec for name, spec in auto.items()} | own
     for name, spec in fixed.items():
         found |= {f"{name} {n}": spec(n) for n in ((2, 4, 8) if name in few else NODES)}
     return found
 
 
-def repeated(run: Run) -> float:
+def repeated(tokens: Sequence[int]) -> float:
     """Share of an output's 4-grams that it has had before."""
-    tokens = run.outputs[0].output
-    grams = [tokens[i : i + 4] for i in range(len(tokens) - 3)]
+    grams = [tuple(tokens[i : i + 4]) for i in range(len(tokens) - 3)]
     return 1 - len(set(grams)) / len(grams) if grams else 0.0
 
 
@@ -98,7 +104,7 @@ def without_texts(source: Path, target: Path) -> None:
     shares: dict[str, list[float]] = {}
     for run in read_runs(source).runs:
         if run.arm == "none" and run.outputs and run.temperature == 0:
-            shares.setdefault(run.task, []).append(repeated(run))
+            shares.setdefault(run.task, []).append(repeated(run.outputs[0].output))
     means = {task: round(statistics.mean(own), 4) for task, own in shares.items()}
     repeats_of(target).write_text(json.dumps(means) + "\n", encoding="utf-8")
 
@@ -132,7 +138,7 @@ def methods(path: Path = RESULTS) -> str:
     tasks = list(dict.fromkeys(run.task for run in file.runs))
     for temperature in sorted({run.temperature for run in file.runs}):
         head = ["arm", "speed-up", "acceptance length", "by position", "drafting, ms", *tasks]
-        lines = [head, ["---", *["---:"] * (len(head) - 1)]]
+        lines = []
         here = [pair for pair in every if pair.run.temperature == temperature and pair.run.arm != "none"]
         for arm, own in grouped(here, lambda pair: pair.run.arm).items():
             runs = [pair.run for pair in own]
@@ -146,7 +152,7 @@ def methods(path: Path = RESULTS) -> str:
                 row.append(f"{speed:.2f} / {length(pair.run for pair in some):.2f}" if some else "")
             lines.append(row)
         title = "Greedy:" if temperature == 0 else f"Temperature {temperature:g}, seeded, shared noise:"
-        parts += [title, "", *(f"| {' | '.join(line)} |" for line in lines), ""]
+        parts += [title, "", *markdown_table(head, lines), ""]
     return "\n".join([*parts, *notes(file, path)])
 
 
@@ -178,11 +184,10 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", help="words of which an arm's name has one")
     parser.add_argument("--out", type=Path, default=RESULTS, help="run file without texts")
     parser.add_argument("--work", type=Path, default=Path("build/real_model.jsonl"), help="run file with the texts")
-    for name in ("eagle3", "eagle1", "medusa", "hydra", "draft_model"):
-        parser.add_argument(f"--{name}", help="folder or hub name")
+    for name in NETWORKS:
+        parser.add_argument(f"--{name.replace('_', '-')}", help="folder or hub name")
     args = parser.parse_args()
-    heads = {name: getattr(args, name) for name in ("eagle3", "eagle1", "medusa", "hydra", "draft_model")}
-    found = arms({name: path for name, path in heads.items() if path})
+    found = arms({name: path for name in NETWORKS if (path := getattr(args, name))})
     if args.only:
         found = {name: spec for name, spec in found.items() if name == "none" or any(w in name for w in args.only)}
     command = [sys.executable, "-m", "foredraft", "bench", "-m", args.model, "--weights", args.weights, "--chat"]

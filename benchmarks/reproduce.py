@@ -115,6 +115,15 @@ def calibration(inputs: Inputs) -> list[Command]:
     return [script("calibration", *words), script("calibration", *words, *real)]
 
 
+def acceptance(inputs: Inputs) -> list[Command]:
+    """A real model's acceptance; of the heads for it, those that are there."""
+    words = ["--model", inputs.smollm2, "--eagle3", inputs.head, "--prompts", inputs.prompts]
+    for name, folder in (("eagle1", "eagle1"), ("medusa", "medusa"), ("hydra", "hydra++"), ("blockwise", "blockwise")):
+        if (head := inputs.heads / "smollm2" / folder / "head").exists():
+            words += [f"--{name}", head]
+    return [script("acceptance", *words, "--processes", "2")]
+
+
 def universal(inputs: Inputs) -> list[Command]:
     other = inputs.models / "draft-4m"
     arms = ["none", f"universal:{other}", f"transformers_universal=transformers_assisted:{other}"]
@@ -211,6 +220,13 @@ PARTS = {
         ("real_model.jsonl", "real_model_repeats.json"),
         lambda i: (*map(Path, i.own_prompts or [i.prompts]), *([] if i.own_model else [i.head])),
         real,
+    ),
+    "acceptance": Part(
+        "acceptance of every method at equal sizes on a real model (minutes on a GPU): results.md",
+        100.0,
+        ("acceptance.jsonl",),
+        lambda i: (i.prompts, i.head),
+        acceptance,
     ),
     "policy": Part(
         "every method at its best size and under the policy: README, results.md, methods",

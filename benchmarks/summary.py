@@ -8,6 +8,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+import acceptance_tables
 import engine_tables
 import engines
 import gpu_tables
@@ -133,6 +134,7 @@ def pages() -> dict[Path, str]:
         "docs/methods/README.md": {"methods": methods()},
         "docs/results.md": {
             "real": real_model.methods(),
+            "acceptance": acceptance_tables.tables(),
             "policy": policy(cells, _made(cells)),
             "tune": predictions(),
             **{f"picture {name}": result_figures.block(name) for name in result_figures.CLAIMS},

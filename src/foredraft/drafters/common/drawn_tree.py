@@ -93,7 +93,7 @@ def _drawn_tree(
     """
     view, last = builder.view, levels[-1]
     rows = len(view.rows)
-    races = _races(view, levels, first, builder.vocab_size)
+    races = _races(view, levels, law, first, builder.vocab_size)
     parts: list[_Nodes] = []
     exist: Tensor | None = None
     for number, level in enumerate(levels, start=1):
@@ -114,12 +114,15 @@ def _drawn_tree(
     return Draft(tree, law, torch.cat([root, *laws], 1))
 
 
-def _races(view: View, levels: Sequence[Level], first: int, vocab_size: int) -> Iterator[Float[Tensor, "B F n"]]:
-    """The exponentials for the parents of each level, hashed together since a hash takes many small operations."""
+def _races(
+    view: View, levels: Sequence[Level], law: Law, first: int, vocab_size: int
+) -> Iterator[Float[Tensor, "B F n"]]:
+    """The exponentials for the parents of each level, hashed together since a hash takes many small operations: V for
+    siblings without replacement, which are the first arrivals of one race, else V for each of the largest family."""
     sizes = [1, *(len(level.inner) for level in levels[:-1])]
     index = torch.arange(first, first + sum(sizes), device=view.lengths.device).expand(len(view.rows), -1)
-    count = max(level.width for level in levels) * vocab_size
-    return iter(exponentials(view.noise.bits(RandomStream.DRAFT, index), count).split(sizes, dim=1))
+    races = 1 if law is Law.WITHOUT_REPLACEMENT else max(level.width for level in levels)
+    return iter(exponentials(view.noise.bits(RandomStream.DRAFT, index), races * vocab_size).split(sizes, dim=1))
 
 
 def _nodes(builder: TreeBuilder, level: Level, law: Law, times: Float[Tensor, "B F n"]) -> _Nodes:
@@ -146,7 +149,7 @@ def _drawn(q: Float[Tensor, "B F V"], level: Level, law: Law, times: Float[Tenso
     not on the tokens drawn, so the tree does not anticipate."""
     distinct = law is Law.WITHOUT_REPLACEMENT
     if distinct:
-        drawn = draw_distinct(q, times[..., : q.shape[-1]], level.width)
+        drawn = draw_distinct(q, times, level.width)
     else:
         drawn = draw_independent(q, times, level.width)
     own = q.index_select(1, level.places)
