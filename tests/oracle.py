@@ -14,9 +14,11 @@ from torch import Tensor
 from foredraft.core.draft import Draft, Law, Target, Verdict
 from foredraft.core.rng import VerifierRng
 from foredraft.core.tree import PAD, TokenTree
-from foredraft.core.verify import rule_of
+from foredraft.core.verify import RULES, rule_of
 
 RuleFunction = Callable[[Tensor, Draft, VerifierRng], Verdict]
+SPECS = (*(name for name, rule in RULES.items() if rule.lossless), "typical", "approximate,top_k=2,min_block=2")
+"""A spec of every rule."""
 Table = list[Tensor]
 """Entry l is [V**l, V]: the law of the next token after each prefix of l tokens (a number in base V)."""
 

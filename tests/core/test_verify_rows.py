@@ -10,10 +10,9 @@ from foredraft.core.draft import Draft, Law, Target, Verdict
 from foredraft.core.rng import HashedRng, Noise, RandomStream, draw
 from foredraft.core.tree import PAD, TokenTree
 from foredraft.core.verify import RULES, greedy, verify
-from oracle import function_of, grow, outcomes, random_table
+from oracle import SPECS, function_of, grow, outcomes, random_table
 
 SHAPE = torch.tensor([-1, 0, 0, 1, 1, 2, 4])
-SPECS = [*(name for name, rule in RULES.items() if rule.lossless), "typical", "approximate,top_k=2,min_block=2"]
 LAW_OF = {"token": Law.CHAIN, "block": Law.CHAIN, "kseq": Law.IID}
 
 

@@ -12,9 +12,10 @@ from foredraft.core.drafter import Drafter, Plan
 from foredraft.core.rng import HashedRng, Noise
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.tree import TokenTree
-from foredraft.core.verify import RULES, greedy
+from foredraft.core.verify import greedy, rule_of
 from foredraft.engine.policy import Constant
 from foredraft.model.hf.causal_lm import CausalLM
+from oracle import SPECS, function_of
 from reference import reference
 
 GREEDY = SamplingParams()
@@ -70,9 +71,9 @@ def test_each_row_has_the_tree_that_it_has_among_its_own_kind(spec: str):
     ("rule", "law"),
     [
         (name, law)
-        for name, rule in RULES.items()
+        for name in SPECS
         for law in (Law.WITHOUT_REPLACEMENT, Law.IID, Law.IID_MANY)
-        if law in rule.laws
+        if law in rule_of(name).laws
     ],
 )
 def test_under_every_rule_picked_siblings_are_followed_to_the_end(rule: str, law: Law):
@@ -87,7 +88,7 @@ def test_under_every_rule_picked_siblings_are_followed_to_the_end(rule: str, law
     p = torch.nn.functional.one_hot(best, vocab).float()
     draft = Draft(TokenTree(tokens, parents, depth=3), law, q)
     coins = HashedRng(Noise(torch.arange(rows), torch.ones(rows, dtype=torch.long)))
-    found, wanted = RULES[rule].function(p, draft, coins), greedy(best, draft.tree)
+    found, wanted = function_of(rule)(p, draft, coins), greedy(best, draft.tree)
     assert torch.equal(found.path, wanted.path) and torch.equal(found.bonus, wanted.bonus)
     assert set(wanted.accepted().tolist()) == {0, 1, 2, 3}
 

@@ -17,7 +17,7 @@ from foredraft.core.errors import OptionError, PromptError
 from foredraft.core.rng import HashedRng, Noise
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.tree import PAD, TokenTree
-from foredraft.core.verify import RULES, verify
+from foredraft.core.verify import rule_of, verify
 from foredraft.core.worth import Features, Worth
 from foredraft.drafters import predicted
 from foredraft.drafters.predicted import LONGEST, PredictedOutputs, PredictionCursor, with_copies
@@ -26,6 +26,7 @@ from foredraft.engine.generator import Generator
 from foredraft.engine.policy import Throughput
 from foredraft.engine.step import selected, worthwhile
 from foredraft.model.kv.cache import bucket
+from oracle import SPECS, function_of
 from runs import model
 
 NAME, OTHER = (900, 901), (910, 911, 912)
@@ -140,7 +141,7 @@ def test_without_a_copy_the_draft_is_the_drafters():
     assert drafter.copies(replace(view, params=(SamplingParams(),) * 2), [9, 9]) == ()
 
 
-@pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "target_sampling"])
+@pytest.mark.parametrize("rule", [rule for rule in SPECS if rule != "target_sampling"])
 def test_copied_rows_are_verified_by_target_sampling(rule: str):
     rows, generator = 400, torch.Generator().manual_seed(2)
     p, q = (torch.randn(rows, 4, 5, generator=generator).softmax(-1) for _ in range(2))
@@ -150,9 +151,9 @@ def test_copied_rows_are_verified_by_target_sampling(rule: str):
     q[copied] = torch.nan  # never read
     noise = Noise(torch.arange(rows), torch.full((rows,), 7))
     found = verify(Target(p.argmax(-1), p), Draft(tree, law, q, copied=copied), HashedRng(noise), rule)
-    own = RULES[rule].function(p, Draft(tree, law, q), HashedRng(noise))
-    picked = RULES["target_sampling"].function(p, Draft(tree, Law.FIXED), HashedRng(noise))
-    target = picked if RULES[rule].lossless else own
+    own = function_of(rule)(p, Draft(tree, law, q), HashedRng(noise))
+    picked = function_of("target_sampling")(p, Draft(tree, Law.FIXED), HashedRng(noise))
+    target = picked if rule_of(rule).lossless else own
     assert torch.equal(found.path, torch.where(copied[:, None], target.path, own.path))
     assert torch.equal(found.bonus, torch.where(copied, target.bonus, own.bonus))
 
