@@ -58,7 +58,7 @@ BUDGETS = (128, 256, 512, 1024)
 CHUNKS = (4, 8, 16, 32)
 ROWS = 8
 """Rows of a text."""
-BEGUN, COPIED = 32, 64
+BEGUN, COPIED = 32, 48
 """Tokens of a function that the end of a text repeats, and those that follow."""
 FACTS = (
     (
