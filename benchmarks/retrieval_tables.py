@@ -78,7 +78,7 @@ def losses(kinds: dict[str, list[dict]], runs: Runs, budget: int) -> list[str]:
     """Loss of the target's text over the whole cache and over parts of it."""
     arms = {name: Arm(name, budget) for name in ("window", "h2o", "retrieval", "oracle")}
     rows = []
-    for text in kinds["text"]:
+    for text in kinds.get("text", ()):
         task, context = text["task"], text["context"]
         found = [runs.get((task, context, arm)) for arm in arms.values()]
         repeated = f"{sum(text['repeated']) / sum(text['tokens']):.2f}" if text["repeated"] else ""
@@ -91,7 +91,7 @@ def layers(kinds: dict[str, list[dict]], budget: int) -> list[str]:
     """Share of attention on the selected tokens and relative error of attention's output, by layer, over all texts."""
     kinds_of = ("window", "retrieval", "best", "oracle")
     names = [f"{name} {budget}" for name in kinds_of]
-    every = [line["layers"] for line in kinds["reconstruction"] if names[0] in line["layers"]]
+    every = [line["layers"] for line in kinds.get("reconstruction", ()) if names[0] in line["layers"]]
     rows = []
     for first, end in LAYERS:
         cells = []
@@ -168,7 +168,7 @@ def table(path: Path = RESULTS) -> str:
     """All tables, with the picture."""
     kinds = read(path)
     runs, origin = runs_of(kinds), kinds["provenance"][-1]
-    texts = kinds["text"]
+    texts = kinds.get("text", [])
     rows = sum(len(text["tokens"]) for text in texts)
     tokens = sum(sum(text["tokens"]) for text in texts)
     name = Path(FIGURE).name
