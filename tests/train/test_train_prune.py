@@ -17,7 +17,7 @@ import tiny
 from foredraft.core.errors import ModelError, OptionError
 from foredraft.model.hf.causal_lm import CausalLM
 from foredraft.model.hf.pruned_parts import Kept, Masks, TransformerSizes, top_parts, uniform_masks
-from foredraft.model.hf.pruning import Masking, cut, sizes_of
+from foredraft.model.hf.pruning import Masking, cut, resized, sizes_of
 from foredraft.model.loading.load import load_model
 from foredraft.train.drafts import importance
 from foredraft.train.drafts.importance import select_by_importance
@@ -80,6 +80,12 @@ def test_other_layouts_are_refused():
     for name in ("gpt2", "phi3", "gemma2", "mixtral"):
         with pytest.raises(ModelError, match="cannot be pruned: only llama, mistral, "):
             sizes_of(tiny.build(name))
+
+
+def test_a_shape_that_cannot_be_saved_is_refused():
+    model = tiny.build("llama", num_hidden_layers=4)
+    with pytest.raises(ModelError, match="transformers refuses this shape: The hidden size \\(15\\) is not a multiple"):
+        resized(model, replace(sizes_of(model), hidden=15))
 
 
 # Shapes.

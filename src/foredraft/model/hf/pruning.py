@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -115,18 +116,37 @@ class Masking:
 
 
 @torch.no_grad()
+def resized(model: PreTrainedModel, sizes: TransformerSizes) -> Any:
+    """The model's config with other sizes.
+
+    Raises:
+        ModelError: transformers does not save models of these sizes.
+    """
+    config = copy.deepcopy(model.config)
+    config.num_hidden_layers = sizes.layers
+    config.hidden_size = sizes.hidden
+    config.intermediate_size = sizes.intermediate
+    config.num_key_value_heads = sizes.groups
+    config.num_attention_heads = sizes.heads
+    config.head_dim = _head_dim(model)
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[: sizes.layers]
+    try:
+        config.validate()
+    except StrictDataclassError as error:
+        raise ModelError(f"transformers refuses this shape: {str(error).rpartition('Error: ')[2]}") from error
+    return config
+
+
 def cut(model: PreTrainedModel, kept: Kept) -> PreTrainedModel:
     """A new model of the same class with the kept parts of another, which is not modified."""
     sizes, head_dim = sizes_of(model), _head_dim(model)
-    config = copy.deepcopy(model.config)
-    config.num_hidden_layers = len(kept.layers)
-    config.hidden_size = len(kept.hidden)
-    config.intermediate_size = len(kept.intermediate[0])
-    config.num_key_value_heads = len(kept.groups[0])
-    config.num_attention_heads = len(kept.groups[0]) * (sizes.heads // sizes.groups)
-    config.head_dim = head_dim
+    groups = len(kept.groups[0])
+    heads = groups * (sizes.heads // sizes.groups)
+    wanted = TransformerSizes(len(kept.layers), len(kept.hidden), len(kept.intermediate[0]), heads, groups)
+    config = resized(model, wanted)
     if getattr(config, "layer_types", None):
-        config.layer_types = [config.layer_types[layer] for layer in kept.layers]
+        config.layer_types = [model.config.layer_types[layer] for layer in kept.layers]
     with torch.random.fork_rng(devices=[]):  # initialisation draws random weights, which are replaced
         small = model.__class__(config).to(model.dtype).to(model.device).eval()  # type: ignore[arg-type]
     weights = dict(model.named_parameters())

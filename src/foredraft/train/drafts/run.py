@@ -17,7 +17,7 @@ from foredraft.files.provenance import fingerprint, provenance, short
 from foredraft.files.write import atomic_write
 from foredraft.model.base import TargetModel
 from foredraft.model.hf.causal_lm import CausalLM
-from foredraft.model.hf.pruning import sizes_of
+from foredraft.model.hf.pruning import resized, sizes_of
 from foredraft.model.loading.load import load_model
 from foredraft.model.text.tokenizer import check_same_tokenizer
 from foredraft.train.checkpoint import Report
@@ -142,6 +142,7 @@ def _prune(run: DraftRun, name: str | None, shape: prune.PrunedShape) -> Path:
     context = run.context
     source = context.loaded.model if name is None else _load_draft(context, name)
     wanted = shape.of(sizes_of(source))
+    resized(source, wanted)  # so that a shape is refused before it is trained
     notes = {"start": short(name or run.target_name), "shape": asdict(wanted), "by": run.options.by}
     terms = _terms(run, {**notes, "draft": notes["start"]})
     context.check_resume(terms)
