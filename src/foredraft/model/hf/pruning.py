@@ -115,7 +115,6 @@ class Masking:
         return hook
 
 
-@torch.no_grad()
 def resized(model: PreTrainedModel, sizes: TransformerSizes) -> Any:
     """The model's config with other sizes.
 
@@ -138,6 +137,7 @@ def resized(model: PreTrainedModel, sizes: TransformerSizes) -> Any:
     return config
 
 
+@torch.no_grad()
 def cut(model: PreTrainedModel, kept: Kept) -> PreTrainedModel:
     """A new model of the same class with the kept parts of another, which is not modified."""
     sizes, head_dim = sizes_of(model), _head_dim(model)
