@@ -32,7 +32,8 @@ Runs = dict[tuple[str, int, Arm], dict[str, Any]]
 
 
 def runs_of(kinds: dict[str, list[dict]]) -> Runs:
-    return {(run["task"], run["context"], Arm(*run["arm"])): run for run in kinds["run"]}
+    runs = {(run["task"], run["context"], Arm(*run["arm"])): run for run in kinds["run"]}
+    return dict(sorted(runs.items(), key=lambda item: (TASKS.index(item[0][0]), item[0][1])))
 
 
 def length(counts: Sequence[Sequence[int]]) -> float:
@@ -78,7 +79,7 @@ def losses(kinds: dict[str, list[dict]], runs: Runs, budget: int) -> list[str]:
     """Loss of the target's text over the whole cache and over parts of it."""
     arms = {name: Arm(name, budget) for name in ("window", "h2o", "retrieval", "oracle")}
     rows = []
-    for text in kinds.get("text", ()):
+    for text in sorted(kinds.get("text", ()), key=lambda text: (TASKS.index(text["task"]), text["context"])):
         task, context = text["task"], text["context"]
         found = [runs.get((task, context, arm)) for arm in arms.values()]
         repeated = f"{sum(text['repeated']) / sum(text['tokens']):.2f}" if text["repeated"] else ""
@@ -105,6 +106,16 @@ def layers(kinds: dict[str, list[dict]], budget: int) -> list[str]:
     return markdown_table(["layer", *(f"held, {name}" for name in head), *(f"error, {name}" for name in head)], rows)
 
 
+def paired(runs: Runs, task: str, first: Arm, second: Arm) -> list[tuple[list[int], list[int]]]:
+    """The rows of two arms, in the contexts of a task that both have."""
+    pairs = []
+    for context in dict.fromkeys(context for name, context, _ in runs if name == task):
+        own = [runs.get((task, context, arm)) for arm in (first, second)]
+        if all(own):
+            pairs += zip(*(run["counts"] for run in own if run), strict=True)
+    return pairs
+
+
 def ratio(pairs: Sequence[tuple[list[int], list[int]]]) -> float:
     """Acceptance length of the first arm over that of the second, on the same texts."""
     first, second = zip(*pairs, strict=True)
@@ -115,9 +126,8 @@ def ratios(runs: Runs, first: Arm, second: Arm) -> dict[str, str]:
     """By task, the range of ``ratio`` over budgets, and with how many the 95 % interval is above 1."""
     found = {}
     for task in TASKS:
-        both = [[counted(runs, task, arm._replace(budget=budget)) for arm in (first, second)] for budget in BUDGETS]
-        pairs = [list(zip(*arms, strict=True)) for arms in both if all(arms)]
-        if pairs:
+        both = [paired(runs, task, *(arm._replace(budget=budget) for arm in (first, second))) for budget in BUDGETS]
+        if pairs := [own for own in both if own]:
             values = [ratio(own) for own in pairs]
             better = sum(interval(own, ratio, SAMPLES)[0] > 1 for own in pairs)
             found[task] = f"{min(values):.2f} to {max(values):.2f} ({better} of {len(pairs)} above 1)"
