@@ -7,7 +7,7 @@ captured as one CUDA graph.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -78,13 +78,18 @@ _LAWS: dict[Law, str] = {
 }
 
 
-@cache
+_LOSSY: dict[str, Rule] = {}
+"""Lossy rules with their options, by the specs that were read: steps ask for them, also those that are compiled."""
+
+
 def rule_of(spec: str) -> Rule:
     """The rule of a spec such as ``block`` or ``typical,epsilon=0.2``; the function of a lossy one has its options.
 
     Raises:
         OptionError: the rule or one of its options is unknown (the message lists the known ones), or a value is wrong.
     """
+    if spec in _LOSSY:
+        return _LOSSY[spec]
     name, *pairs = (part.strip() for part in spec.split(","))
     check_known("verifier", {name: None}, list(RULES))
     rule = RULES[name]
@@ -93,7 +98,7 @@ def rule_of(spec: str) -> Rule:
             raise OptionError(f"The verifier {name} has no options: leave out {', '.join(pairs)}.")
         return rule
     options = read_options(rule.options, name, read_pairs(pairs))
-    return replace(rule, function=partial(rule.function, options=options))
+    return _LOSSY.setdefault(spec, replace(rule, function=partial(rule.function, options=options)))
 
 
 def check_legal(spec: str, law: Law) -> None:
