@@ -10,6 +10,7 @@ import early_exit
 import lossy
 import retrieval
 import retrieval_tables
+import online as online_stream
 import shared_noise
 from origin import origin_line
 from reading import markdown_table, quartiles, read
@@ -82,23 +83,9 @@ def depth() -> str:
 
 
 def online() -> str:
-    """Acceptance length by stage of the stream, frozen and online."""
+    """Acceptance length by stage of the stream, frozen and online, and the number of updates."""
     kinds = read(RESULTS / "online.jsonl")
-    origin, runs = kinds["provenance"][0], kinds["run"]
-    arms = list(dict.fromkeys(run["arm"] for run in runs))
-    columns: dict[str, dict[str, list[dict]]] = {}
-    for arm in arms:
-        own = sorted(_of(runs, arm), key=lambda run: run["request"])
-        for number, (topic, some) in enumerate(itertools.groupby(own, key=lambda run: run["topic"])):
-            stage = list(some)
-            halves = (("first", stage[: len(stage) // 2]), ("second", stage[len(stage) // 2 :]))
-            for half, part in halves:
-                columns.setdefault(f"{number + 1}. {topic}, {half} half", {})[arm] = part
-    lines = [
-        [name, *(f"{sum(r['tokens'] for r in by[a]) / sum(r['target_forwards'] for r in by[a]):.2f}" for a in arms)]
-        for name, by in columns.items()
-    ]
-    return "\n".join([*markdown_table(["acceptance length", *arms], lines), "", made(origin)])
+    return "\n".join([*online_stream.summary(kinds), "", made(kinds["provenance"][0])])
 
 
 def universal() -> str:

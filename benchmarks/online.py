@@ -4,8 +4,9 @@ The stream has three stages: chat questions, the beginnings of novels in capital
 and questions again. Prompts come from the training corpus; the results name their places in it and hold no text.
 Learning is synchronous, so a run can be repeated.
 
-python benchmarks/online.py CORPUS           # writes benchmarks/results/online.jsonl
-python benchmarks/online.py --plot           # draws docs/figures/online.svg, and prints a summary
+python benchmarks/online.py CORPUS                             # writes benchmarks/results/online.jsonl
+python benchmarks/online.py CORPUS --arms online --out FILE    # a part of it, for several processes at once
+python benchmarks/online.py --plot                             # draws docs/figures/online.svg, and prints a summary
 """
 
 import argparse
@@ -13,9 +14,10 @@ import itertools
 import json
 import lzma
 import random
-import statistics
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from origin import provenance
@@ -40,7 +42,8 @@ LINES = 4000  # of a corpus file from which prompts are taken
 PROMPT = 64  # tokens of a prompt; half of the text if it has fewer than twice as many
 WINDOW = 32  # requests of the running mean
 FIRST = 12  # requests of a stage that are not drawn: a mean of fewer is noise
-ARMS = ("frozen", "online")
+ARMS = {"frozen": "", "online": "", "rejected": ",rejected=yes"}
+"""With the options of online. ``rejected`` is the paper's buffer: only the laws where a drafted token was rejected."""
 
 
 def texts(corpus: Path, file: str) -> list[str]:
@@ -66,20 +69,21 @@ def stream(corpus: Path, requests: int, encode: Callable[[str], list[int]]) -> I
                 wanted -= 1
 
 
-def serve(arm: str, args: argparse.Namespace) -> Iterator[dict]:
+def serve(arm: str, temperature: float, args: argparse.Namespace) -> Iterator[dict]:
     """Run the stream, ``--together`` requests at a time; one line per request, then one per version of the draft."""
     inner = f"draft_model:{args.draft}"
-    spec = inner if arm == "frozen" else f"online:[{inner}],background=no,{args.options}"
-    control = Constant(args.length)
-    g = foredraft.load(args.target, spec, dtype="float32", device="cpu", policy=control)
+    spec = inner if arm == "frozen" else f"online:[{inner}],background=no,{args.options}{ARMS[arm]}"
+    g = foredraft.load(args.target, spec, dtype="float32", device=args.device, policy=Constant(args.length))
+    online = g.engine.drafter if isinstance(g.engine.drafter, Online) else None
     requests = list(stream(args.corpus, args.requests, g.encode))
+    started = time.perf_counter()
     for begin in range(0, len(requests), args.together):
         part = requests[begin : begin + args.together]
         results = g.generate(
             [ids for _, _, ids in part],
             max_new_tokens=args.new_tokens,
             min_new_tokens=args.new_tokens,
-            temperature=args.temperature,
+            temperature=temperature,
             seed=begin,
         )
         for number, ((topic, place, ids), result) in enumerate(zip(part, results, strict=True), start=begin):
@@ -87,6 +91,7 @@ def serve(arm: str, args: argparse.Namespace) -> Iterator[dict]:
             yield {
                 "kind": "run",
                 "arm": arm,
+                "temperature": temperature,
                 "request": number,
                 "topic": topic,
                 "place": place,
@@ -95,32 +100,33 @@ def serve(arm: str, args: argparse.Namespace) -> Iterator[dict]:
                 "target_forwards": stats.target_forwards,
                 "drafted": stats.drafted,
                 "accepted": stats.accepted,
+                "version": online.version if online else 0,
+                "since_start": round(time.perf_counter() - started, 2),
             }
-    if isinstance(g.engine.drafter, Online):
-        for report in g.engine.drafter.reports:
-            yield {"kind": "version", **report.as_dict()}
+    for report in online.reports if online else ():
+        yield {"kind": "version", "arm": arm, "temperature": temperature, **report.as_dict()}
     g.close()
 
 
 def measure(args: argparse.Namespace) -> None:
-    """All arms, into one file."""
+    """The arms and temperatures that the file does not have yet. An arm is written when it is finished."""
     origin = provenance(
         "python benchmarks/online.py CORPUS",
         target=args.target,
         draft=args.draft,
         options=args.options,
-        temperature=args.temperature,
         num_assistant_tokens=args.length,
         new_tokens=args.new_tokens,
         together=args.together,
         stages=[[topic, file] for topic, file, _ in STAGES],
     )
-    with args.out.open("w", encoding="utf-8") as out:
-        out.write(json.dumps(origin) + "\n")
-        for arm in args.arms.split(","):
-            for line in serve(arm, args):
-                out.write(json.dumps(line) + "\n")
-                out.flush()
+    made = read(args.out).get("run", []) if args.out.exists() else []
+    done = {(run["arm"], run["temperature"]) for run in made}
+    for arm, temperature in itertools.product(args.arms, args.temperatures):
+        if (arm, temperature) not in done:
+            lines = [origin, *serve(arm, temperature, args)]
+            with args.out.open("a", encoding="utf-8") as out:
+                out.write("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def running(runs: list[dict]) -> list[float]:
@@ -136,20 +142,42 @@ def acceptance(runs: list[dict]) -> float:
     return sum(run["tokens"] for run in runs) / sum(run["target_forwards"] for run in runs)
 
 
-def by_arm(kinds: dict[str, list[dict]]) -> dict[str, list[dict]]:
+def by_arm(kinds: dict[str, list[dict]], temperature: float) -> dict[str, list[dict]]:
     """The runs of each arm in order, each with the number of its stage."""
-    arms = {arm: [run for run in kinds["run"] if run["arm"] == arm] for arm in ARMS}
+    chosen = [run for run in kinds["run"] if run["temperature"] == temperature]
+    arms = {arm: [run for run in chosen if run["arm"] == arm] for arm in ARMS}
     for runs in arms.values():
         stage = 0
-        for before, run in zip([runs[0], *runs], runs, strict=False):
+        for before, run in itertools.pairwise([*runs[:1], *runs]):
             stage += run["topic"] != before["topic"]
             run["stage"] = stage
-    return arms
+    return {arm: runs for arm, runs in arms.items() if runs}
+
+
+def temperatures(kinds: dict[str, list[dict]]) -> list[float]:
+    return sorted({run["temperature"] for run in kinds["run"]})
 
 
 @plots.styled()
-def draw(arms: dict[str, list[dict]], *also: Path) -> None:
-    figure, axes = plots.canvas(6.4, 3.0)
+def draw(kinds: dict[str, list[dict]], *also: Path) -> None:
+    """Acceptance by request, a panel for each temperature."""
+    heats = temperatures(kinds)
+    figure, _ = plots.canvas(6.4, 2.6 * len(heats))
+    figure.clear()
+    panels = figure.subplots(len(heats), 1, sharex=True, squeeze=False)[:, 0]
+    for axes, heat in zip(panels, heats, strict=True):
+        _draw(axes, by_arm(kinds, heat))
+        axes.set_title("greedy" if heat == 0 else f"T={heat:g}", loc="left")
+    panels[-1].set_xlabel("request")
+    panels[0].legend(loc="lower right")
+    figure.supylabel(f"acceptance length, last {WINDOW} requests")
+    FIGURE.parent.mkdir(exist_ok=True)
+    FIGURE.write_text(grounded(plots.themed_svg(figure, "Acceptance while topics change")) + "\n", encoding="utf-8")
+    for path in also:
+        plots.save(figure, path)
+
+
+def _draw(axes: Any, arms: dict[str, list[dict]]) -> None:
     for number, (arm, runs) in enumerate(arms.items()):
         means, places = running(runs), [run["request"] + 1 for run in runs]
         for stage in sorted({run["stage"] for run in runs}):
@@ -164,32 +192,39 @@ def draw(arms: dict[str, list[dict]], *also: Path) -> None:
         own = [run for run in runs if run["stage"] == stage]
         middle = (own[0]["request"] + own[-1]["request"]) / 2 + 1
         axes.annotate(own[0]["topic"], (middle, 1.0), xycoords=("data", "axes fraction"), ha="center", va="bottom")
-    axes.set_xlabel("request")
-    axes.set_ylabel(f"acceptance length, last {WINDOW} requests")
-    axes.legend(loc="lower right")
-    FIGURE.parent.mkdir(exist_ok=True)
-    FIGURE.write_text(grounded(plots.themed_svg(figure, "Acceptance while topics change")) + "\n", encoding="utf-8")
-    for path in also:
-        plots.save(figure, path)
 
 
-def summary(kinds: dict[str, list[dict]], arms: dict[str, list[dict]]) -> Iterator[str]:
-    """By half of each stage: both acceptance lengths, and how many requests were better and worse online."""
-    lines = []
-    for stage in sorted({run["stage"] for run in arms["frozen"]}):
-        frozen, online = ([run for run in arms[arm] if run["stage"] == stage] for arm in ARMS)
-        for half, part in (("first", slice(None, len(frozen) // 2)), ("second", slice(len(frozen) // 2, None))):
-            pairs = list(zip(frozen[part], online[part], strict=True))
-            gains = [a["target_forwards"] / a["tokens"] - b["target_forwards"] / b["tokens"] for a, b in pairs]
-            better, worse = sum(gain > 0 for gain in gains), sum(gain < 0 for gain in gains)
-            lengths = [f"{acceptance(list(each)):.2f}" for each in zip(*pairs, strict=True)]
-            lines.append([frozen[0]["topic"], half, *lengths, f"{better} / {worse}"])
-    head = ["stage", "half", "frozen", "online", "better / worse of each request"]
-    yield from markdown_table(head, lines, words=(0, 1))
-    outcomes = [line["outcome"] for line in kinds["version"]]
-    counted = ", ".join(f"{outcomes.count(outcome)} {outcome}" for outcome in sorted(set(outcomes)))
-    overlaps = statistics.fmean(line["acceptance"] for line in kinds["version"][-8:])
-    yield f"\nversions: {counted}; mean overlap of the last eight {overlaps:.3f}"
+def summary(kinds: dict[str, list[dict]]) -> Iterator[str]:
+    """By temperature and half of each stage: acceptance lengths, and how many requests were better and worse than
+    frozen; then the updates of each arm."""
+    lines, learners = [], [arm for arm in ARMS if arm in {run["arm"] for run in kinds["run"]}]
+    for heat in temperatures(kinds):
+        arms = by_arm(kinds, heat)
+        for stage in sorted({run["stage"] for run in arms["frozen"]}):
+            whole = {arm: [run for run in runs if run["stage"] == stage] for arm, runs in arms.items()}
+            middle = len(whole["frozen"]) // 2
+            for half, part in (("first", slice(None, middle)), ("second", slice(middle, None))):
+                own = {arm: runs[part] for arm, runs in whole.items()}
+                title = f"{stage + 1}. {own['frozen'][0]['topic']}, {half} half"
+                cells = [compared(own["frozen"], own[arm], arm) if arm in own else "" for arm in learners]
+                lines.append(["greedy" if heat == 0 else f"T={heat:g}", title, *cells])
+    yield from markdown_table(["temperature", "stage", *learners], lines, words=(0, 1))
+    yield "\nAcceptance lengths; in brackets, the requests with fewer and with more forwards of the target than frozen."
+    for arm, heat in itertools.product(learners[1:], temperatures(kinds)):
+        own = [line for line in kinds["version"] if (line["arm"], line["temperature"]) == (arm, heat)]
+        if own:
+            outcomes = [line["outcome"] for line in own]
+            counted = ", ".join(f"{outcomes.count(outcome)} {outcome}" for outcome in sorted(set(outcomes)))
+            laws = sum(line["laws"] for line in own)
+            yield f"Updates, {arm}, {'greedy' if heat == 0 else f'T={heat:g}'}: {counted}, on {laws:,} laws."
+
+
+def compared(frozen: list[dict], runs: list[dict], arm: str) -> str:
+    """Acceptance length, and against the same requests with the frozen draft."""
+    if arm == "frozen":
+        return f"{acceptance(runs):.2f}"
+    gains = [a["target_forwards"] - b["target_forwards"] for a, b in zip(frozen, runs, strict=True)]
+    return f"{acceptance(runs):.2f} ({sum(gain > 0 for gain in gains)} / {sum(gain < 0 for gain in gains)})"
 
 
 def main() -> None:
@@ -198,7 +233,7 @@ def main() -> None:
     parser.add_argument("--plot", action="store_true", help="draw the results file and print a summary")
     parser.add_argument("--also", type=Path, nargs="*", default=[], help="draw these files too, .png or .pdf")
     parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--arms", default=",".join(ARMS))
+    parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ARMS))
     parser.add_argument("--target", default="sample")
     parser.add_argument("--draft", default="sample-draft")
     parser.add_argument("--options", default="interval=8,lr=2e-4", help="of online")
@@ -206,17 +241,18 @@ def main() -> None:
     parser.add_argument("--together", type=int, default=8, help="requests in flight")
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--length", type=int, default=5, help="num_assistant_tokens")
-    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--temperatures", nargs="+", type=float, default=[0.0, 1.0])
+    parser.add_argument("--device", default="cpu")
     args = parser.parse_args()
     if args.plot:
         kinds = read(args.out)
-        arms = by_arm(kinds)
-        draw(arms, *args.also)
-        print("\n".join(summary(kinds, arms)))
+        draw(kinds, *args.also)
+        print("\n".join(summary(kinds)))
         return
     if args.corpus is None:
         parser.error("CORPUS is missing")
     torch.manual_seed(0)
+    torch.set_num_threads(1)
     measure(args)
 
 

@@ -98,6 +98,31 @@ def test_the_laws_and_states_are_those_that_the_target_has_there(name: str, cont
     assert sorted(places) == every, "every new token has one law, and nothing else has"
 
 
+def test_bad_cases_are_the_places_of_rejected_tokens():
+    """Greedy chains: those where the draft's first choice is not the text's token, if the draft came that far."""
+    served = target()
+    g, online = generator("draft_model", served, interval=1000, rejected=True)
+    prompts = [[3], [1, 2, 3, 4], *tiny.prompts((9, 21), vocab=32)]
+    results = g.generate(prompts, max_new_tokens=40, temperature=0.0)
+    found = {tuple(sample.tokens.tolist()): sample for sample in online._buffer.take()}
+    model, seen = draft(), 0
+    for prompt, result in zip(prompts, results, strict=True):
+        text = prompt + result.tokens
+        said = model.stock_logits(torch.tensor([text]))[0].argmax(-1).tolist()
+        wanted, root = [], len(prompt) - 1
+        while root < len(text) - 6:
+            right = next((k for k in range(4) if said[root + k] != text[root + k + 1]), 4)
+            wanted += [root + right] if right < 4 else []
+            root += right + 1
+        sample = next(each for tokens, each in found.items() if tokens == tuple(text))
+        kept = [place for place in sample.places.tolist() if place < len(text) - 6]
+        wanted = [place for place in wanted if place < len(text) - 6]
+        assert kept == wanted, "but for the last drafts, which are shorter"
+        seen += len(wanted)
+        assert sample.ids.shape[0] == sample.p.shape[0] == sample.places.shape[0]
+    assert seen > 10
+
+
 @pytest.mark.parametrize("name", KINDS)
 def test_the_copy_says_what_the_drafter_drafts(name: str):
     """At the beginning: the first level's law is the law of a draft's first token, at every place."""

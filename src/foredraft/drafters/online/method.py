@@ -88,7 +88,7 @@ class Online(CompositeDrafter, Background):
         super().admit(row, prompt, hidden)
         self._current.add(row)
         own = self.needs.states(hidden)
-        self._records[row] = RowRecord.started(prompt, own, self._options.context // 2)
+        self._records[row] = RowRecord.started(prompt, own, self._options.context // 2, self._options.rejected)
 
     def propose(self, view: View, plan: Plan) -> Draft:
         self._record_steps()

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -84,24 +84,29 @@ class SampleBatch:
 class StepRecord(NamedTuple):
     """Results of a step, on the target's device. D is the length of the longest path.
 
-    ``counts`` is the number of laws, and of new tokens, of each row.
+    ``counts`` is the number of laws, and of new tokens, of each row. ``rejected``: whether the draft guessed the last of
+    these tokens wrong; if not, it had no guess.
     """
 
     rows: tuple[int, ...]
     roots: Int[Tensor, "B"]
     emitted: Int[Tensor, "B D"]
     counts: Int[Tensor, "B"]
+    rejected: Bool[Tensor, "B"]
     law: TopKDistribution
     hidden: dict[int, Float[Tensor, "B D H"]]
 
     @classmethod
     def of(cls, view: View, draft: Draft, verdict: Verdict, out: StepOut, count: int) -> "StepRecord":
         """Record a step without reading back from the device. ``count``: tokens stored of each law."""
+        accepted = verdict.accepted()
+        last = verdict.path.gather(1, accepted[:, None])
         return cls(
             view.rows,
             view.roots,
             verdict.emitted(draft.tree),
-            verdict.accepted() + 1,
+            accepted + 1,
+            (draft.tree.parents == last).any(1),
             topk_distribution(verdict.on_path(out.logits), count),
             {tap: verdict.on_path(states).to(_STATES) for tap, states in out.hidden.items()},
         )
@@ -112,6 +117,7 @@ class StepRecord(NamedTuple):
             self.roots.cpu(),
             self.emitted.cpu(),
             self.counts.cpu(),
+            self.rejected.cpu(),
             TopKDistribution(self.law.ids.cpu(), self.law.p.cpu()),
             {tap: states.cpu() for tap, states in self.hidden.items()},
         )
@@ -122,6 +128,7 @@ class RowRecord:
     """The recorded part of a row in flight: its tokens, the target's states, its laws by position.
 
     ``rooted``: there has been a step, so the tokens include the first root. ``sound``: all laws so far were finite.
+    ``rejected``: keep the laws alone at which the target rejected what was drafted.
     """
 
     tokens: list[int]
@@ -131,12 +138,15 @@ class RowRecord:
     p: list[Tensor] = field(default_factory=list)
     rooted: bool = False
     sound: bool = True
+    rejected: bool = False
 
     @classmethod
-    def started(cls, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]], most: int) -> "RowRecord":
+    def started(
+        cls, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]], most: int, rejected: bool
+    ) -> "RowRecord":
         """Start a row with its prompt except for the last token; at most its last ``most`` tokens are kept."""
         states = {tap: [h[0, -most:].to("cpu", _STATES, copy=True)] for tap, h in hidden.items()}
-        return cls(prompt[-most:].tolist(), states)
+        return cls(prompt[-most:].tolist(), states, rejected=rejected)
 
     def add(self, step: StepRecord, b: int) -> None:
         """Add the results of a step. Recording ends at the first law that is not finite: its states are not finite
@@ -153,9 +163,10 @@ class RowRecord:
         self.tokens += step.emitted[b, :count].tolist()
         for tap, states in step.hidden.items():
             self.hidden[tap].append(states[b, :count].clone())  # a view would keep the states of all rows alive
-        self.places += range(root, root + count)
-        self.ids.append(step.law.ids[b, :count].clone())
-        self.p.append(p.clone())
+        first = (count - int(step.rejected[b])) if self.rejected else 0
+        self.places += range(root + first, root + count)
+        self.ids.append(step.law.ids[b, first:count].clone())
+        self.p.append(p[first:].clone())
 
     def sample(self) -> LawSample | None:
         """The record as a training sample; None if it has no laws."""
@@ -172,7 +183,7 @@ class RowRecord:
     def rest(self, most: int) -> "RowRecord":
         """The start of the row's next sample: at most the last ``most`` tokens, without laws."""
         states = {tap: [torch.cat(pieces)[-(most - 1) :]] for tap, pieces in self.hidden.items()}
-        return RowRecord(self.tokens[-most:], states, rooted=True)
+        return RowRecord(self.tokens[-most:], states, rooted=True, rejected=self.rejected)
 
 
 class ReplayBuffer:

@@ -46,6 +46,7 @@ class Options(DrafterOptions):
     batch: samples per optimizer step.
     context: tokens of a sample; longer ones are split.
     top_laws: tokens kept of each target distribution; the others count as one outcome.
+    rejected: keep the distributions alone at which a drafted token was rejected, as the paper does.
     megabytes: most megabytes of samples that wait for the next update; the oldest are dropped first.
     background: yes, train in a thread while serving; no, train between requests.
     threads: CPU threads for training in the background.
@@ -59,6 +60,7 @@ class Options(DrafterOptions):
     batch: int = 4
     context: int = 512
     top_laws: int = 64
+    rejected: bool = False
     megabytes: int = 256
     background: bool = True
     threads: int = 1
