@@ -6,6 +6,8 @@ time of a forward does not depend on them. For each depth, the width is the mult
 take turns, round by round, so that machine drift affects all alike.
 
     python benchmarks/depth.py --parameters 40 --depths 1 2 4 8 16
+
+Then latency by depth at the width --fixed-width, and by width at the depth --fixed-depth.
 """
 
 import argparse
@@ -50,34 +52,34 @@ def build(layers: int, width: int, vocabulary: int) -> CausalLM:
 
 
 class Draft:
-    """A model with ``cached`` tokens in its cache that repeats the same forward of one token."""
+    """A model with ``cached`` tokens in its cache that repeats the same forward of a chain of ``nodes`` tokens."""
 
-    def __init__(self, layers: int, width: int, vocabulary: int, cached: int) -> None:
-        self.layers, self.width = layers, width
-        self._model = build(layers, width, vocabulary)
-        self._cache = self._model.new_cache()
-        prompt = torch.arange(cached) % vocabulary
-        self._cache.reserve([0], cached + 1)
-        prefill(self._model, self._cache, (0,), prompt[None], (0,))
-        tree = TokenTree.chain(torch.tensor([[1]]))
-        self._step = self._model.address(tree, torch.tensor([cached]), (0,), cached + 1)
-        self.total = sum(weight.numel() for weight in self._model.model.parameters())
+    def __init__(self, model: CausalLM, cached: int, nodes: int = 1) -> None:
+        self.model = model
+        self._cache = model.new_cache()
+        prompt = torch.arange(cached, device=model.device) % model.vocab_size
+        self._cache.reserve([0], cached + nodes)
+        prefill(model, self._cache, (0,), prompt[None], (0,))
+        tree = TokenTree.chain(torch.ones(1, nodes, dtype=torch.long, device=model.device))
+        self._step = model.address(tree, torch.tensor([cached], device=model.device), (0,), cached + nodes)
+        self.total = sum(weight.numel() for weight in model.model.parameters())
         self.milliseconds: list[float] = []
 
     def run(self, times: int) -> None:
         """Time this many forwards."""
         for _ in range(times):
             started = time.perf_counter()
-            self._model.forward(self._step, self._cache)
+            self.model.forward(self._step, self._cache)
             self.milliseconds.append(1e3 * (time.perf_counter() - started))
 
-    def line(self) -> dict:
-        found = sorted(self.milliseconds)
+    def line(self, series: str) -> dict:
+        found, config = sorted(self.milliseconds), self.model.config
         return {
             "kind": "run",
-            "layers": self.layers,
-            "width": self.width,
-            "parameters_of_layers": of_layers(self.width, self.layers),
+            "series": series,
+            "layers": config.num_hidden_layers,
+            "width": config.hidden_size,
+            "parameters_of_layers": of_layers(config.hidden_size, config.num_hidden_layers),
             "parameters": self.total,
             "forwards": len(found),
             "milliseconds": round(found[len(found) // 2], 4),
@@ -89,6 +91,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parameters", type=float, default=40.0, help="of the layers, in millions")
     parser.add_argument("--depths", type=int, nargs="+", default=[1, 2, 4, 8, 16])
+    parser.add_argument("--fixed-width", type=int, default=512)
+    parser.add_argument("--fixed-depth", type=int, default=4)
+    parser.add_argument("--widths", type=int, nargs="+", default=[256, 512, 768, 1024])
     parser.add_argument("--vocabulary", type=int, default=8192)
     parser.add_argument("--cached", type=int, default=256, help="tokens in the cache")
     parser.add_argument("--rounds", type=int, default=20)
@@ -98,8 +103,14 @@ def main() -> None:
     args = parser.parse_args()
     if args.threads:
         torch.set_num_threads(args.threads)
-    shapes = [(depth, width_for(depth, 1e6 * args.parameters)) for depth in args.depths]
-    drafts = [Draft(depth, width, args.vocabulary, args.cached) for depth, width in shapes]
+    shapes = {
+        "equal": [(depth, width_for(depth, 1e6 * args.parameters)) for depth in args.depths],
+        "by depth": [(depth, args.fixed_width) for depth in args.depths],
+        "by width": [(args.fixed_depth, width) for width in args.widths],
+    }
+    distinct = dict.fromkeys(shape for series in shapes.values() for shape in series)
+    built = {shape: Draft(build(*shape, args.vocabulary), args.cached) for shape in distinct}
+    drafts = list(built.values())
     for draft in drafts:
         draft.run(3)
         draft.milliseconds.clear()
@@ -108,10 +119,10 @@ def main() -> None:
             draft.run(args.forwards)
     given = f"--parameters {args.parameters:g} --depths {' '.join(map(str, args.depths))} --cached {args.cached}"
     origin = provenance(f"python benchmarks/depth.py {given}", vocabulary=args.vocabulary, rounds=args.rounds)
-    lines = [origin, *(draft.line() for draft in drafts)]
+    lines = [origin, *(built[shape].line(series) for series, some in shapes.items() for shape in some)]
     args.out.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     for line in lines[1:]:
-        print(f"{line['layers']:3} layers x {line['width']:5}: {line['milliseconds']:8.3f} ms")
+        print(f"{line['series']:8} {line['layers']:3} layers x {line['width']:5}: {line['milliseconds']:8.3f} ms")
 
 
 if __name__ == "__main__":

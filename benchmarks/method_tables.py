@@ -1,16 +1,16 @@
 """Tables of method pages with their own benchmark, from JSON Lines files."""
 
 import functools
-import itertools
 import statistics
 from collections.abc import Callable
 from pathlib import Path
 
+import drafts_tables
 import early_exit
 import lossy
+import online as online_stream
 import retrieval
 import retrieval_tables
-import online as online_stream
 import shared_noise
 from origin import origin_line
 from reading import markdown_table, quartiles, read
@@ -65,21 +65,23 @@ def triforce() -> str:
 
 
 def depth() -> str:
-    """Time per drafted token by the draft model's depth."""
+    """Time per drafted token by the draft model's depth and width, then the pruned drafts."""
     kinds = read(RESULTS / "depth.jsonl")
-    origin, runs = kinds["provenance"][0], kinds["run"]
-    first = runs[0]["milliseconds"]
-    lines = [
-        [
-            f"{run['layers']} x {run['width']}",
-            f"{run['parameters_of_layers'] / 1e6:.1f}",
-            f"{run['milliseconds']:.2f} ({run['quartiles'][0]:.2f} to {run['quartiles'][1]:.2f})",
-            f"{run['milliseconds'] / first:.2f}",
+    origin, parts = kinds["provenance"][0], []
+    for title, series in (("equal parameters", "equal"), ("one width", "by depth"), ("one depth", "by width")):
+        runs = [run for run in kinds["run"] if run.get("series", "equal") == series]
+        lines = [
+            [
+                f"{run['layers']} x {run['width']}",
+                f"{run['parameters_of_layers'] / 1e6:.1f}",
+                f"{run['milliseconds']:.2f} ({run['quartiles'][0]:.2f} to {run['quartiles'][1]:.2f})",
+                f"{run['milliseconds'] / runs[0]['milliseconds']:.2f}",
+            ]
+            for run in runs
         ]
-        for run in runs
-    ]
-    head = ["layers x width", "parameters in layers, millions", "ms per token", "relative to the shallowest"]
-    return "\n".join([*markdown_table(head, lines), "", made(origin)])
+        head = [f"{title}: layers x width", "parameters in layers, millions", "ms per token", "relative to the first"]
+        parts += [*markdown_table(head, lines), ""] if lines else []
+    return "\n".join([*parts, made(origin), *drafts_tables.shapes()])
 
 
 def online() -> str:
@@ -119,6 +121,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "triforce": triforce,
     "pruned_drafts": depth,
     "online": online,
+    "specinfer": drafts_tables.specinfer,
+    "cascade": drafts_tables.cascades,
     "universal": universal,
     "shared_noise": shared_noise.table,
     **{name: functools.partial(lossy.table, name) for name in lossy.RULES},

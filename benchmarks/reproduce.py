@@ -57,7 +57,7 @@ class Part(NamedTuple):
     commands: Callable[[Inputs], Sequence[Command]]
 
 
-def script(name: str, *words: str | Path) -> Command:
+def script(name: str, *words: str | Path | int) -> Command:
     return [sys.executable, f"benchmarks/{name}.py", *map(str, words)]
 
 
@@ -138,6 +138,18 @@ def tune(inputs: Inputs) -> list[Command]:
     words = ["tune", "--chat", "--count", "3", "--verify", "10", *repeated("--batch-size", ["1", "4", "8"])]
     words += [*repeated("--prompts", questions(inputs, TASKS[:2])), *repeated("-d", methods)]
     return [foredraft(*words, "--out", "benchmarks/results/tuned.json")]
+
+
+def drafts(inputs: Inputs) -> list[Command]:
+    """Several drafts for one tree, deep and wide drafts, cascades: with training."""
+    names = ("gsm8k_train", "self_dialogue", "the_algorithms_python")
+    data = [inputs.corpus / f"{name}.jsonl.xz" for name in names]
+    words, files = ["--folder", STATE / "drafts"], ["--prompts", *questions(inputs)]
+    measured = [("hits", 12), ("trees", 12), ("shapes", 2), ("cascades", 2)]
+    return [
+        script("drafts", "train", *words, "--data", *data, "--tokens", "4000000"),
+        *(script("drafts", part, *words, *files, "--rounds", rounds) for part, rounds in measured),
+    ]
 
 
 def heads(inputs: Inputs) -> list[Command]:
@@ -280,6 +292,13 @@ PARTS = {
         ("online.jsonl",),
         lambda i: (i.corpus,),
         lambda i: [script("online", i.corpus), script("online", "--plot")],
+    ),
+    "drafts": Part(
+        "merged trees, deep and wide drafts, cascades: methods/specinfer.md, pruned_drafts.md, cascade.md",
+        40.0,
+        (),
+        lambda i: (i.corpus, i.prompts),
+        drafts,
     ),
     "triforce": Part(
         "long contexts: methods/triforce.md",

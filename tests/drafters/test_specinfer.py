@@ -11,7 +11,7 @@ from foredraft.core.drafter import Plan
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.tree import PAD, TokenTree, merge_duplicates
 from foredraft.core.verify import RULES
-from foredraft.drafters.specinfer import Options, SpecInfer
+from foredraft.drafters.specinfer import Options, SpecInfer, _joined
 from foredraft.engine.policy import Constant
 from foredraft.model.hf.causal_lm import CausalLM
 from oracle import Draws, grow, loss, outcomes, random_table
@@ -62,6 +62,17 @@ def test_merging_accepts_more_and_traversal_most(seed: int):
     )
     assert all(together[rule] > apart[rule] + 1e-3 for rule in together)
     assert together["traversal"] > together["recursive"] + 1e-3
+
+
+def test_trees_of_several_sizes_and_depths_are_joined():
+    """With shared noise a sampled row's trees differ in shape: each child keeps its parent."""
+    chain = TokenTree.chain(torch.tensor([[9, 1, 2, 3]]))
+    bush = TokenTree(torch.tensor([[9, 4, 5]]), torch.tensor([[-1, 0, 1]]), depth=2)
+    for trees in ([chain, bush, bush], [bush, chain, bush], [bush, bush, chain]):
+        whole = _joined([Draft(tree, Law.FIXED) for tree in trees]).tree
+        tokens, parents = whole.tokens[0].tolist(), whole.parents[0].tolist()
+        above = {token: tokens[parent] for token, parent in zip(tokens[1:], parents[1:], strict=True)}
+        assert above == {1: 9, 2: 1, 3: 2, 4: 9, 5: 4} and whole.depth == 3
 
 
 def test_children_of_twins_go_to_the_first():

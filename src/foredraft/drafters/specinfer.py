@@ -95,13 +95,15 @@ class SpecInfer(RunnerDrafter[DraftRunner]):
 
 def _joined(drafts: Sequence[Draft]) -> Draft:
     """All trees below one root: the first model's nodes, then the second's, ..."""
-    first, count = drafts[0].tree, drafts[0].tree.tokens.shape[1] - 1
-    tokens, parents = [first.tokens], [first.parents]
-    for number, draft in enumerate(drafts[1:], start=1):
+    tokens, parents = [drafts[0].tree.tokens], [drafts[0].tree.parents]
+    before = tokens[0].shape[1] - 1
+    for draft in drafts[1:]:
         own = draft.tree.parents[:, 1:]
         tokens.append(draft.tree.tokens[:, 1:])
-        parents.append(torch.where(own > 0, own + number * count, own))
-    whole = TokenTree(torch.cat(tokens, 1), torch.cat(parents, 1), depth=first.depth)
+        parents.append(torch.where(own > 0, own + before, own))
+        before += own.shape[1]
+    depth = max(draft.tree.depth for draft in drafts)
+    whole = TokenTree(torch.cat(tokens, 1), torch.cat(parents, 1), depth=depth)
 
     def joined(values: Sequence[Tensor | None]) -> Tensor | None:
         parts = [each[:, min(number, 1) :] for number, each in enumerate(values) if each is not None]

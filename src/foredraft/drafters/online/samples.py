@@ -84,8 +84,8 @@ class SampleBatch:
 class StepRecord(NamedTuple):
     """Results of a step, on the target's device. D is the length of the longest path.
 
-    ``counts`` is the number of laws, and of new tokens, of each row. ``rejected``: whether the draft guessed the last of
-    these tokens wrong; if not, it had no guess.
+    ``counts`` is the number of laws, and of new tokens, of each row. ``rejected``: whether the draft guessed the last
+    of these tokens wrong; if not, it had no guess.
     """
 
     rows: tuple[int, ...]

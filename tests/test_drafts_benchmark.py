@@ -1,0 +1,116 @@
+"""benchmarks/drafts.py: what is computed from laws and ranks, and the tables of its cells."""
+
+import importlib
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+ORIGIN = {
+    "commit": "0" * 40,
+    "device": "a processor",
+    "threads": 1,
+    "torch": "2",
+    "transformers": "5",
+    "date": "2026-01-01",
+}
+
+
+@pytest.fixture
+def tool(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return importlib.import_module("drafts")
+
+
+@pytest.fixture
+def tables(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return importlib.import_module("drafts_tables")
+
+
+def test_multi_step_sampling_accepts_as_often_as_its_simulation(tool: ModuleType):
+    source = torch.Generator().manual_seed(0)
+    p, one, other = torch.rand(3, 1, 6, generator=source).softmax(-1).pow(4)
+    p, one, other = (each / each.sum() for each in (p, one, other))
+    sums = tool.multi_step(p, [one, other])
+    samples, accepted, law = 40_000, [], p.expand(40_000, 6).clone()
+    missed = torch.ones(samples, dtype=torch.bool)
+    for choice in range(4):
+        q = (one, other)[choice % 2]
+        token = torch.multinomial(q[0], samples, replacement=True, generator=source)
+        ratio = law.gather(1, token[:, None])[:, 0] / q[0, token]
+        missed &= torch.rand(samples, generator=source) >= ratio
+        rest = (law - q).clamp(min=0)
+        law = rest / rest.sum(1, keepdim=True)
+        accepted.append(1 - float(missed.float().mean()))
+    assert sums[:4] == pytest.approx(accepted, abs=0.01)
+
+
+def test_a_rank_is_the_number_of_tokens_that_are_preferred(tool: ModuleType):
+    logits = torch.arange(20.0).expand(3, 20)
+    assert tool.ranked(logits, torch.tensor([19, 17, 3])) == "029"
+
+
+def test_drafts_choose_in_turn(tables: ModuleType):
+    texts = [{"a": "0123", "b": "3210"}]
+    assert [tables._share(texts, ["a"], k) for k in (1, 2, 4)] == [1, 2, 4]
+    assert [tables._share(texts, ["a", "b"], k) for k in (1, 2, 3, 4)] == [1, 2, 3, 4]
+
+
+def written(path: Path, cells: list[dict[str, Any]]) -> Path:
+    commands = [f"python benchmarks/drafts.py {part} " for part in ("hits", "trees", "shapes", "cascades")]
+    origins = [{"kind": "provenance", **ORIGIN, "command": command} for command in commands]
+    path.write_text("".join(json.dumps(line) + "\n" for line in [*origins, *cells]))
+    return path
+
+
+ABOUT = {"target": "sample", "start": "sample-draft", "temperature": 0.0}
+
+
+def test_a_finished_cell_has_its_key(tool: ModuleType, tmp_path: Path):
+    cell = {"family": "alone", "models": 2, "nodes": 12, "expansion": "2x1x1", "rule": None, "texts": [[8, 4, 9]]}
+    path = written(tmp_path / "cells.jsonl", [{"kind": "trees", **ABOUT, **cell, "round": 1}])
+    key = ("sample", "sample-draft", "alone", 2, 12, "2x1x1", None, 0.0, 1)
+    assert tool.finished(path, "trees") == {key} and tool.finished(path, "shapes") == set()
+
+
+def test_the_best_expansion_of_merged_trees_is_shown(
+    tables: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    tree = {"kind": "trees", **ABOUT, "family": "alone", "models": 1, "nodes": 12, "rule": None}
+    cells = [
+        {**tree, "round": 0, "expansion": "3x1", "texts": [[8, 4, 9]]},
+        {**tree, "round": 0, "expansion": "2x1", "texts": [[8, 2, 9]]},
+        {**tree, "round": 1, "expansion": "2x1", "texts": [[8, 2, 9]]},
+    ]
+    monkeypatch.setattr(tables, "RESULTS", written(tmp_path / "cells.jsonl", cells))
+    assert "| 12 nodes: 1 draft | 4.00 (4.00 to 4.00), 2x1 |" in tables.specinfer()
+
+
+def test_throughput_is_acceptance_over_the_time_of_a_step(
+    tables: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    about = {"kind": "shapes", **ABOUT}
+    size = {"layers": 2, "hidden": 64, "parameters": 10**6, "validation": {"agreement": 0.5}}
+    cells = [
+        {**about, "latency": "target", "forward_nodes": 3, "milliseconds": 8.0},
+        {**about, "latency": "wide", "forward_nodes": 1, "milliseconds": 1.0, **size},
+        {**about, "shape": "wide", "length": 2, "round": 0, "texts": [[20, 10, 20, 0.1]]},
+        {**about, "shape": "plain", "length": 0, "round": 0, "texts": [[20, 20, 0, 0.2]]},
+    ]
+    monkeypatch.setattr(tables, "RESULTS", written(tmp_path / "cells.jsonl", cells))
+    text = "\n".join(tables.shapes())
+    assert "| 1.00 | 2.00 (2.00 to 2.00) | 200 | 200 |" in text and "Plain decoding: 100 tokens/s" in text
+
+
+def test_the_cost_of_a_cascade_is_that_of_its_forwards(
+    tables: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    cell = {"kind": "cascades", **ABOUT, "arm": "vertical", "round": 0, "texts": [[30, 10, 40]]}
+    cells = [{**cell, "calls": {"1000": 11, "500": 10}}]
+    monkeypatch.setattr(tables, "RESULTS", written(tmp_path / "cells.jsonl", cells))
+    assert "| greedy: vertical | 3.00 (3.00 to 3.00) | 33 | 2.00 |" in tables.cascades()
