@@ -109,7 +109,7 @@ def main() -> None:
         "by width": [(args.fixed_depth, width) for width in args.widths],
     }
     distinct = dict.fromkeys(shape for series in shapes.values() for shape in series)
-    built = {shape: Draft(build(*shape, args.vocabulary), args.cached) for shape in distinct}
+    built = {(n, width): Draft(build(n, width, args.vocabulary), args.cached) for n, width in distinct}
     drafts = list(built.values())
     for draft in drafts:
         draft.run(3)

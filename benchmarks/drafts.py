@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from depth import Draft
@@ -326,18 +327,18 @@ def cascades(texts: Texts, done: set[tuple]) -> Iterator[dict[str, Any]]:
         calls[sum(each.numel() for each in self.model.parameters())] += step.tokens.shape[1] <= DECODING
         return call(self, step, *given)
 
-    CausalLM._call = counting
-    for number, (name, spec) in itertools.product(texts.rounds(), cascaded(args.draft, middle).items()):
-        keys = {heat: (*_base(args), name, heat, number) for heat in args.temperatures}
-        if done.issuperset(keys.values()):
-            continue
-        with texts.drafting(spec) as generator:
-            for heat in (heat for heat, key in keys.items() if key not in done):
-                calls.clear()
-                found = texts.run(generator, heat, number, together=False)
-                levels = {str(parameters): count for parameters, count in sorted(calls.items(), reverse=True)}
-                yield {"arm": name, **_where(heat, number), "texts": counted(found), "calls": levels}
-    CausalLM._call = call
+    arms = cascaded(args.draft, middle).items()
+    with patch.object(CausalLM, "_call", counting):
+        for number, (name, spec) in itertools.product(texts.rounds(), arms):
+            keys = {heat: (*_base(args), name, heat, number) for heat in args.temperatures}
+            if done.issuperset(keys.values()):
+                continue
+            with texts.drafting(spec) as generator:
+                for heat in (heat for heat, key in keys.items() if key not in done):
+                    calls.clear()
+                    found = texts.run(generator, heat, number, together=False)
+                    levels = {str(parameters): count for parameters, count in sorted(calls.items(), reverse=True)}
+                    yield {"arm": name, **_where(heat, number), "texts": counted(found), "calls": levels}
 
 
 def _base(args: argparse.Namespace) -> tuple[str, str]:
