@@ -296,7 +296,7 @@ PARTS = {
     "drafts": Part(
         "merged trees, deep and wide drafts, cascades: methods/specinfer.md, pruned_drafts.md, cascade.md",
         40.0,
-        (),
+        ("drafts.jsonl",),
         lambda i: (i.corpus, i.prompts),
         drafts,
     ),
