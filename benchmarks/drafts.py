@@ -50,11 +50,11 @@ FAMILIES = {"alone": ("alone/1", "alone/2", "alone/3"), "boosted": ("boosted/1",
 SHAPES = {
     "sample": {
         "wide": "layers=2",
-        "middle": "layers=4,hidden=320,intermediate=616",
-        "deep": "layers=8,hidden=256,intermediate=512,kv_heads=1",
+        "middle": "layers=4,hidden=324,intermediate=594",
+        "deep": "layers=8,hidden=252,intermediate=528,kv_heads=1",
     },
     "target-65m": {
-        "wide": "layers=2,hidden=448,intermediate=1216",
+        "wide": "layers=2,hidden=440,intermediate=1300",
         "middle": "layers=4,hidden=384,intermediate=800,kv_heads=4",
         "deep": "layers=12,hidden=256,intermediate=624,kv_heads=2",
     },
@@ -278,7 +278,7 @@ def latencies(generators: dict[tuple[str, int], Generator], args: argparse.Names
         config = each.model.config
         shape = {"layers": config.num_hidden_layers, "hidden": config.hidden_size, "parameters": each.total}
         if name != "target":
-            training = json.loads((Path(made(args, f"shape/{name}")) / "training.json").read_text("utf-8"))
+            training = json.loads((Path(made(args, f"shape/{name}")) / "provenance.json").read_text("utf-8"))
             shape |= {"validation": training["validation"]}
         milliseconds = round(statistics.median(each.milliseconds[5:]), 4)
         yield {"latency": name, "forward_nodes": nodes, **shape, "milliseconds": milliseconds}
