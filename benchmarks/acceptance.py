@@ -121,7 +121,8 @@ class Bench:
     @cached_property
     def plain(self) -> Generator:
         args = self._args
-        return foredraft.load(args.model, "none", dtype=args.dtype, device=args.device)
+        kind = {"weights": args.weights} if args.weights else {"dtype": args.dtype}
+        return foredraft.load(args.model, "none", device=args.device, **kind)
 
     @cached_property
     def prompts(self) -> dict[str, list[list[int]]]:
@@ -270,6 +271,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", help="methods, such as eagle3; others are left out")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--weights", help="of the native engine, such as int4, instead of a dtype")
     parser.add_argument("--batch", type=int, default=256, help="most rows")
     parser.add_argument("--gigabytes", type=float, default=8, help="memory of a process, but for weights")
     parser.add_argument("--processes", type=int, default=1)
@@ -281,7 +283,7 @@ def main() -> None:
     if args.only:
         every = [cell for cell in every if cell.method in (PLAIN, *args.only)]
     todo = {cell: own for cell in every if (own := [task for task in args.tasks if cell.key(task) not in done])}
-    facts: dict[str, Any] = {"dtype": args.dtype, "new_tokens": args.output_tokens}
+    facts: dict[str, Any] = {"dtype": args.weights or args.dtype, "new_tokens": args.output_tokens}
     if args.device != "cpu":
         os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # shapes vary
         facts["gpu"] = torch.cuda.get_device_name()
