@@ -145,7 +145,7 @@ def rules() -> list[Comparison]:
 
 
 def differences(results: Results, comparisons: Sequence[Comparison]) -> str:
-    """Comparisons by temperature and number of nodes, as far as both sides were run."""
+    """Comparisons by temperature and number of nodes, as far as both sides were run; empty if none was."""
     sizes, lines = sorted({results.size(arm) for arm in results.arms()}), []
     names = {(arm[0], results.size(arm)): arm[1] for arm in results.arms()}
     for title, ours, theirs in comparisons:
@@ -159,11 +159,11 @@ def differences(results: Results, comparisons: Sequence[Comparison]) -> str:
             if any(row):
                 lines.append([title, f"{temperature:g}", *row])
     head = ["difference in acceptance length", "T", *(f"{size} nodes" for size in sizes)]
-    return "\n".join(markdown_table(head, lines))
+    return "\n".join(markdown_table(head, lines)) if lines else ""
 
 
 def by_arm(results: Results, temperature: float) -> str:
-    """Every arm at a temperature, with all rules."""
+    """Every arm at a temperature, with all rules; empty if none was run."""
     sampled, tasks, lines = temperature > 0, results.tasks, []
     for arm in results.arms():
         runs = results.runs((*arm, SHARED, temperature))
@@ -187,7 +187,7 @@ def by_arm(results: Results, temperature: float) -> str:
         lines.append(row)
     rest = ["drawn, ratio rule", "picked"] if sampled else []
     first = "shared noise" if sampled else "acceptance length"
-    return "\n".join(markdown_table(["method", "nodes", first, *rest, "by position", *tasks], lines))
+    return "\n".join(markdown_table(["method", "nodes", first, *rest, "by position", *tasks], lines)) if lines else ""
 
 
 def notes(results: Results) -> str:
@@ -214,12 +214,11 @@ def tables(path: Path = RESULTS) -> str:
     counts = {len(own) for by_task in results.texts.values() for own in by_task.values()}
     most, tokens = max(counts), results.origins[-1]["new_tokens"]
     size = f"{most} prompt{'s' * (most > 1)} a task"
-    parts = [f"Acceptance on {size}, {tokens} new tokens. Orderings, with intervals over the same prompts:"]
-    parts.append(differences(results, orders()))
-    if any(results.temperatures):
-        parts += ["Rules at temperatures above 0:", differences(results, rules())]
+    titles = {"Orderings, with intervals over the same prompts:": orders(), "Rules at temperatures above 0:": rules()}
+    parts = [(title, differences(results, comparisons)) for title, comparisons in titles.items()]
     for temperature in results.temperatures:
         beside = " (by task: shared noise / ratio rule)" * (temperature > 0)
-        parts.append("Greedy:" if temperature == 0 else f"Temperature {temperature:g}{beside}:")
-        parts.append(by_arm(results, temperature))
-    return "\n\n".join([*parts, notes(results)])
+        title = "Greedy:" if temperature == 0 else f"Temperature {temperature:g}{beside}:"
+        parts.append((title, by_arm(results, temperature)))
+    about = f"Acceptance on {size}, {tokens} new tokens."
+    return "\n\n".join([about, *(f"{title}\n\n{part}" for title, part in parts if part), notes(results)])

@@ -307,6 +307,16 @@ PARTS = {
         lambda i: (i.models, i.corpus),
         lambda i: [script("triforce", "--models", i.models, "--corpus", i.corpus)],
     ),
+    "retrieval": Part(
+        "what parts of a long context accept on a real model: methods/triforce.md",
+        3.0,
+        ("retrieval.jsonl",),
+        lambda i: (Path(i.smollm2), i.corpus),
+        lambda i: [
+            script("retrieval", "--model", i.smollm2, "--corpus", i.corpus, "--threads", "2"),
+            script("retrieval", "--plot"),
+        ],
+    ),
     "shared_noise": Part(
         "shared noise beside ratio rules: methods/shared_noise.md",
         3.0,
@@ -432,7 +442,9 @@ def main() -> None:
     parser.add_argument(
         "--smollm2", default="HuggingFaceTB/SmolLM2-135M-Instruct", help="or a folder; engines need one"
     )
-    parser.add_argument("--head", type=Path, default=Path("benchmarks/heads/smollm2-eagle3"), help="of the real model")
+    parser.add_argument(
+        "--head", type=Path, default=Path("src/foredraft/models/smollm2-eagle3"), help="of the real model"
+    )
     parser.add_argument("--node", type=Path, default=Path("build/peers/node_modules"), help="with node-llama-cpp")
     parser.add_argument(
         "--openvino", type=Path, default=Path("build/peers/openvino/bin/python"), help="a Python with it"

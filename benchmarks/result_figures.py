@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import calibration
 import engine_tables
 import engines
 import policy_tables
@@ -220,6 +221,18 @@ def transformers() -> Claim:
     )
 
 
+def reliability() -> Claim:
+    """What the policy expects of drafted tokens, and what is accepted."""
+    found = calibration.targets()
+    facts = "; ".join(
+        f"{row.drafter} on {target}, T={row.temperature:g}: {calibration.error(row.learned):.3f}"
+        for target, own in found.items()
+        for row in own
+    )
+    origins = read(calibration.RESULTS)["provenance"]
+    return Claim(calibration.sentence(found), facts, origin_line(origins[-1]), lambda: calibration.figure(found))
+
+
 def tune() -> Claim:
     """What tune predicted and what was measured."""
     facts = read_tuned(ROOT / "benchmarks" / "results" / "tuned.json").facts or {}
@@ -239,6 +252,7 @@ CLAIMS = {
     "engines": cpu_engines,
     "real": real,
     "policy": policy,
+    "calibration": reliability,
     "bundled": bundled,
     "transformers": transformers,
     "tune": tune,

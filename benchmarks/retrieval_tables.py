@@ -162,8 +162,8 @@ def sentence(path: Path = RESULTS) -> str:
         TASKS, ("on planted facts", "on copies of far passages", "on a text that goes on"), strict=True
     ):
         cells = {cache: counted(runs, task, Arm(cache, 512)) for cache in ("retrieval", "window", "h2o", "oracle")}
-        if all(cells.values()):
-            values = ", ".join(f"{cache} {length(own):.2f}" for cache, own in cells.items())
+        if cells["retrieval"]:
+            values = ", ".join(f"{cache} {length(own):.2f}" for cache, own in cells.items() if own)
             parts.append(f"{name} {values}")
     contexts = sorted({context for _, context, _ in runs})
     longest = " and ".join(f"{context:,}" for context in contexts)
@@ -235,10 +235,13 @@ def plot(path: Path = RESULTS, figure_path: Path = FIGURE) -> None:
     """Draw acceptance by budget on planted facts."""
     figure, axes = plots.canvas(5.6, 3.2)
     for name, own in values(path).items():
+        if not own:
+            continue
         axes.plot(*zip(*own, strict=True), "o-", color=plots.color(DRAWN[name]), markersize=4, label=name)
     axes.set_xscale("log", base=2)
     axes.set_xticks(BUDGETS, map(str, BUDGETS))
-    axes.set_ylim(bottom=1)
+    axes.set_ylim(1, 8)
+    axes.set_yticks(range(1, 9), map(str, range(1, 9)))
     axes.set_xlabel("tokens kept of the cache")
     axes.set_title("Acceptance length, planted facts")
     axes.legend(frameon=False)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import acceptance_tables
+import calibration
 import engine_tables
 import engines
 import gpu_tables
@@ -136,6 +137,7 @@ def pages() -> dict[Path, str]:
             "real": real_model.methods(),
             "acceptance": acceptance_tables.tables(),
             "policy": policy(cells, _made(cells)),
+            "calibration": calibration.table(),
             "tune": predictions(),
             **{f"picture {name}": result_figures.block(name) for name in result_figures.CLAIMS},
             "speed": speed_tables.markdown(read(speed_tables.RESULTS)),

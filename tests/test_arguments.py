@@ -19,7 +19,8 @@ from foredraft.compose.options import LoadOptions, SharedOptions
 from foredraft.compose.spec import Spec
 from foredraft.core.errors import DrafterError, ModelError, OptionError, UsageError
 from foredraft.core.options import describe_options
-from foredraft.drafters import METHODS
+from foredraft.drafters import BUNDLED_DRAFTS, METHODS, bundled_drafts
+from foredraft.heads.formats import inspect_head
 from foredraft.heads.formats.tuned import Tuned, write_tuned
 from foredraft.model.loading.bundled import resolve
 from foredraft.model.loading.load import unwrapped
@@ -82,6 +83,23 @@ def adapted() -> PreTrainedModel:
     for layer in model.model.layers:  # pyright: ignore[reportGeneralTypeIssues]
         layer.self_attn.q_proj = Lora(layer.self_attn.q_proj)
     return model
+
+
+def test_a_bundled_head_is_found_by_the_name_of_its_target(tmp_path: Path):
+    """Hub names, folders and files of one model, but no other model and no tuned one."""
+    for name in ("HuggingFaceTB/SmolLM2-135M-Instruct", "some/SmolLM2-135M-Instruct.Q4_1.gguf"):
+        assert bundled_drafts(name) == {"eagle3": "smollm2-eagle3"}
+        spec = as_spec(name, "auto")
+        assert isinstance(spec, Spec) and (spec.name, spec.path) == ("eagle3", "smollm2-eagle3")
+    for name in ("HuggingFaceTB/SmolLM2-360M-Instruct", "SmolLM2-135M-Instruct-mine", str(tmp_path / "sample"), ""):
+        assert bundled_drafts(name) == {}
+        spec = as_spec(name, "auto")
+        assert isinstance(spec, Spec) and (spec.name, spec.path) == ("prompt_lookup", None)
+
+
+def test_the_bundled_head_fits_its_target():
+    head = inspect_head(resolve("smollm2-eagle3"))
+    assert head.target.name in {f"HuggingFaceTB/{name}" for name in BUNDLED_DRAFTS}
 
 
 def test_shared_bundled_target_keeps_its_bundled_drafts():

@@ -39,6 +39,12 @@ def test_the_pictures_of_the_results_show_the_runs_that_they_claim(name: str):
     assert set(figures.CLAIMS) == {path.stem.removeprefix("results_") for path in figures.FIGURES.glob("results_*.svg")}
 
 
+def test_the_picture_of_retrieval_shows_its_runs():
+    tables = benchmark("retrieval_tables")
+    svg = html.unescape(tables.FIGURE.read_text("utf-8"))
+    assert f"<desc>{tables.facts()}</desc>" in svg, "stale: python benchmarks/retrieval.py --plot"
+
+
 def test_results_have_no_table_that_is_not_folded():
     text = (ROOT / "docs" / "results.md").read_text("utf-8")
     shown = re.sub(r"<details.*?</details>", "", text, flags=re.DOTALL)

@@ -19,13 +19,12 @@ from foredraft.core.drafter import Drafter
 from foredraft.core.errors import DrafterError, ModelError, OptionError, kind_of
 from foredraft.core.options import describe_options
 from foredraft.core.sampling.params import check_known
-from foredraft.drafters import BUNDLED_DRAFTS, METHODS
+from foredraft.drafters import METHODS, bundled_drafts
 from foredraft.engine.generator import Generator
 from foredraft.heads.formats import inspect_head
 from foredraft.heads.formats.tuned import SUFFIX, read_tuned
 from foredraft.model.base import TargetModel
 from foredraft.model.gguf.load import is_gguf
-from foredraft.model.loading.bundled import resolve
 from foredraft.model.loading.load import unwrapped
 from foredraft.model.loading.placement import as_device, as_dtype
 
@@ -222,11 +221,10 @@ def _from_text(source: Any, text: str) -> Spec:
 
 
 def _bundled_drafts(source: Any) -> Mapping[str, str]:
-    """The drafts bundled for a target, by method; it is given by its name, or was loaded by that."""
+    """The drafts bundled for a target, by method."""
     if not isinstance(source, str):
-        folder = source.origin if isinstance(source, TargetModel) else source.config.name_or_path
-        source = next((name for name in BUNDLED_DRAFTS if resolve(name) == folder), "")
-    return BUNDLED_DRAFTS.get(source, {})
+        source = source.origin if isinstance(source, TargetModel) else source.config.name_or_path
+    return bundled_drafts(source)
 
 
 def _from_path(source: Any, path: str) -> Spec:

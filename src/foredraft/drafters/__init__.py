@@ -8,9 +8,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 
 from foredraft.core.errors import DrafterError
 from foredraft.core.law import Law
+from foredraft.model.loading.bundled import resolve
 
 GROUP = "foredraft.drafters"
 _log = logging.getLogger(__name__)
@@ -283,5 +285,19 @@ _BUILT_IN: dict[str, Method] = {
 }
 
 METHODS = Methods()
-BUNDLED_DRAFTS = {"sample": {name: method.bundled for name, method in _BUILT_IN.items() if method.bundled}}
-"""Bundled drafts for the bundled targets, by method."""
+_SAMPLE = "sample"
+BUNDLED_DRAFTS: dict[str, dict[str, str]] = {
+    _SAMPLE: {name: method.bundled for name, method in _BUILT_IN.items() if method.bundled},
+    "SmolLM2-135M-Instruct": {"eagle3": "smollm2-eagle3"},
+}
+"""Bundled drafts by method: for the bundled target, and for other targets by the last part of their names."""
+
+
+def bundled_drafts(target: str) -> dict[str, str]:
+    """The bundled drafts for a target, by method, given its name, folder or file, such as NAME.Q4_1.gguf."""
+    path = resolve(target)
+    if path == resolve(_SAMPLE):
+        return BUNDLED_DRAFTS[_SAMPLE]
+    name = Path(path).name
+    others = ((known, drafts) for known, drafts in BUNDLED_DRAFTS.items() if known != _SAMPLE)
+    return next((drafts for known, drafts in others if name == known or name.startswith(f"{known}.")), {})

@@ -14,7 +14,7 @@ from foredraft.core.drafter import Background
 from foredraft.core.errors import OptionError
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.stats import DecodeStats
-from foredraft.drafters import BUNDLED_DRAFTS
+from foredraft.drafters import bundled_drafts
 from foredraft.engine.generator import Generator
 from foredraft.files.provenance import shortened
 from foredraft.files.write import check_writable
@@ -162,7 +162,7 @@ def _stock_arms(specs: Sequence[ArmSpec], name: str, options: LoadOptions) -> di
         kind, _, path = each.spec.partition(":")
         assistant = None
         if kind == "transformers_assisted":
-            path = path or BUNDLED_DRAFTS.get(name, {}).get("draft_model", "")
+            path = path or bundled_drafts(name).get("draft_model", "")
             if not path:
                 raise OptionError(f"{kind} needs a draft model: use {kind}:PATH.")
             assistant = _stock_model(path, options)

@@ -8,7 +8,7 @@ from foredraft.bench.tune.probe import DraftSize
 from foredraft.compose.spec import Spec, option_defaults
 from foredraft.core.errors import OptionError
 from foredraft.core.options import parts
-from foredraft.drafters import BUNDLED_DRAFTS, METHODS
+from foredraft.drafters import METHODS, bundled_drafts
 
 CONSTANT = "num_assistant_tokens_schedule=constant"
 _LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10)
@@ -39,7 +39,7 @@ class CandidateFamily:
 
 def default_drafters(model: str) -> list[str]:
     """Drafters that need no files, and those bundled with the model."""
-    return ["prompt_lookup", *BUNDLED_DRAFTS.get(model, {})]
+    return ["prompt_lookup", *bundled_drafts(model)]
 
 
 def families(drafter: str, model: str) -> list[CandidateFamily]:
@@ -52,7 +52,7 @@ def families(drafter: str, model: str) -> list[CandidateFamily]:
     if METHODS[method].untuned:
         raise OptionError(METHODS[method].untuned)
     head, *given = parts(drafter, ",")
-    path = head.partition(":")[2] or BUNDLED_DRAFTS.get(model, {}).get(method, "")
+    path = head.partition(":")[2] or bundled_drafts(model).get(method, "")
     if path and Path(path).exists():  # Path("") would be the current folder
         path = str(Path(path).resolve())  # the tuned file may be read from another folder
     base = f"{method}:{path}" if path else method

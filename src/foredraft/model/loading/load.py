@@ -168,6 +168,7 @@ def _load_gguf(
 ) -> Loaded:
     """A model of the dequantised weights in a GGUF file, or one without data if the native engine reads the file."""
     config = config_of(file)
+    config.name_or_path = name
     others = {key: value for key, value in given.items() if key not in _HUB}
     if others["dtype"] == "auto":
         others["dtype"] = own_dtype(file)
