@@ -29,8 +29,8 @@ def arms(eagle3: str, eagle1: str | None) -> dict[str, str]:
     found = {
         "none": "none",
         "EAGLE-3": f"eagle3:{eagle3}",
-        "EAGLE-3, chain of 2": f"eagle3:{eagle3},nodes=2,depth=2,top_k=1,{FIXED}",
-        "EAGLE-3, tree of 8": f"eagle3:{eagle3},nodes=8,depth=4,top_k=8,{FIXED}",
+        "EAGLE-3 chain 2": f"eagle3:{eagle3},nodes=2,depth=2,top_k=1,{FIXED}",
+        "EAGLE-3 tree 8": f"eagle3:{eagle3},nodes=8,depth=4,top_k=8,{FIXED}",
     }
     return found | ({"EAGLE-1": f"eagle1:{eagle1}"} if eagle1 else {})
 
