@@ -50,15 +50,15 @@ def table(path: Path = RESULTS) -> str:
     """Speed-up and acceptance length by arm and batch size."""
     file = read_runs(path)
     every = [pair for own in pairs(file, "none").values() for pair in own if pair.run.arm != "none"]
-    rates: list[str] = []
-    for size in SIZES:
+    rates, sizes = list[str](), sorted({run.batch for run in file.runs})
+    for size in sizes:
         plain = [run for run in file.runs if run.arm == "none" and run.batch == size and run.seconds]
         tokens = sum(run.tokens for run in plain) / max(sum(run.seconds - run.prefill_seconds for run in plain), 1e-9)
-        rates.append(f"{tokens:.0f}" if plain else "")
+        rates.append(f"{tokens:.0f}")
     lines = [["plain, tokens a second", *rates]]
     for arm, own in grouped(every, lambda pair: pair.run.arm).items():
         by_size = grouped(own, lambda pair: pair.run.batch)
-        cells = [by_size.get(size, []) for size in SIZES]
+        cells = [by_size.get(size, []) for size in sizes]
         shown = [
             f"{quartiles(ratios(some))} / {length(pair.run for pair in some):.2f}" if some else "" for some in cells
         ]
@@ -71,7 +71,10 @@ def table(path: Path = RESULTS) -> str:
     count = sum(len(pair.run.outputs) for pair in every)
     origin = file.provenance[-1]
     made = origin_line(origin, origin["settings"]["weights"] or "float32")
-    head = ["speed-up (quartiles over batches) / acceptance length", *(f"{size} rows" for size in SIZES)]
+    head = [
+        "speed-up (quartiles over batches) / acceptance length",
+        *(f"{size} row{'s' * (size > 1)}" for size in sizes),
+    ]
     return "\n".join(
         [
             *markdown_table(head, lines),

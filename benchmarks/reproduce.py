@@ -247,6 +247,13 @@ PARTS = {
         lambda i: (i.models, i.prompts, i.heads),
         policy,
     ),
+    "batches": Part(
+        "speed-up by batch size on a real model: results.md",
+        0.2,
+        ("batches.jsonl",),
+        lambda i: (i.prompts, Path(i.head)),
+        lambda i: [script("batches", "--model", i.smollm2, "--eagle3", i.head, "--prompts", i.prompts)],
+    ),
     "calibration": Part(
         "what the policy expects and what is accepted: results.md",
         0.5,

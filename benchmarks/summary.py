@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import acceptance_tables
+import batches
 import calibration
 import engine_tables
 import engines
@@ -136,6 +137,7 @@ def pages() -> dict[Path, str]:
         "docs/results.md": {
             "real": real_model.methods(),
             "acceptance": acceptance_tables.tables(),
+            "batches": batches.table(),
             "policy": policy(cells, _made(cells)),
             "calibration": calibration.table(),
             "tune": predictions(),
