@@ -133,6 +133,12 @@ def made(args: argparse.Namespace, name: str) -> str:
     return str(folder)
 
 
+def trained(args: argparse.Namespace) -> dict[str, tuple[str, ...]]:
+    """The families of which all drafts are trained; those alone are needed."""
+    there = {family: all((args.folder / name / "draft").exists() for name in own) for family, own in FAMILIES.items()}
+    return {family: own for family, own in FAMILIES.items() if there[family] or family == "alone"}
+
+
 class Texts:
     """Prompts in rounds, continued to their ends."""
 
@@ -168,15 +174,15 @@ class Texts:
 def hits(texts: Texts, done: set[tuple]) -> Iterator[dict[str, Any]]:
     """The rank of each token of the target's texts among the choices of every draft and, at T > 0, the probability that
     SpecInfer's multi-step sampling accepts one of K tokens drawn from one, two or three drafts in turn."""
-    args = texts.args
-    paths = {name: made(args, name) for names in FAMILIES.values() for name in names}
+    args, families = texts.args, trained(texts.args)
+    paths = {name: made(args, name) for names in families.values() for name in names}
     target = load_model(args.target, dtype="float32", device=args.device).model
     drafts = {name: load_model(path, dtype="float32", device=args.device).model for name, path in paths.items()}
     for number, temperature in itertools.product(texts.rounds(), args.temperatures):
         if (*_base(args), temperature, number) in done:
             continue
         ranks: list[dict[str, str]] = []
-        accepted = {f"{family} {count}": [0.0] * CHOICES for family in FAMILIES for count in (1, 2, 3)}
+        accepted = {f"{family} {count}": [0.0] * CHOICES for family in families for count in (1, 2, 3)}
         for text in texts.run(texts.plain, temperature, number):
             ids = torch.tensor([[*text.prompt, *text.tokens]], device=target.device)
             places, new = slice(len(text.prompt) - 1, -1), ids[0, len(text.prompt) :]
@@ -186,8 +192,8 @@ def hits(texts: Texts, done: set[tuple]) -> Iterator[dict[str, Any]]:
             ranks.append({name: ranked(each, new) for name, each in q.items()})
             if temperature:
                 laws = {name: (each / temperature).softmax(-1) for name, each in q.items()}
-                for family, count in itertools.product(FAMILIES, (1, 2, 3)):
-                    some = [laws[name] for name in FAMILIES[family][:count]]
+                for family, count in itertools.product(families, (1, 2, 3)):
+                    some = [laws[name] for name in families[family][:count]]
                     sums = multi_step((p / temperature).softmax(-1), some)
                     total = accepted[f"{family} {count}"]
                     accepted[f"{family} {count}"] = [a + b for a, b in zip(total, sums, strict=True)]
@@ -219,7 +225,7 @@ def trees(texts: Texts, done: set[tuple]) -> Iterator[dict[str, Any]]:
     """Acceptance of one, two and three drafts whose trees have as many nodes together before they are merged."""
     args = texts.args
     for number, (family, folders), (nodes, by_count) in itertools.product(
-        texts.rounds(), FAMILIES.items(), EXPANSIONS.items()
+        texts.rounds(), trained(args).items(), EXPANSIONS.items()
     ):
         for count, expansions in by_count.items():
             if count == 1 and family != "alone":
