@@ -324,6 +324,13 @@ PARTS = {
             script("retrieval", "--plot"),
         ],
     ),
+    "stopping": Part(
+        "when chains end, against an oracle: schedules.md",
+        0.2,
+        ("stopping.jsonl",),
+        lambda i: (i.prompts,),
+        lambda i: [script("stopping", "--prompts", *questions(i))],
+    ),
     "shared_noise": Part(
         "shared noise beside ratio rules: methods/shared_noise.md",
         3.0,

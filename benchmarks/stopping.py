@@ -24,7 +24,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
@@ -372,21 +372,19 @@ def findings(groups: Sequence[Group], ratios: Sequence[float]) -> str:
     for name in names:
         shown = f"`{name}`" if name in (AUTO, "calibrated", "heuristic") else f"{name}"
         parts.append(f"{shown} {between([own[name] for _, _, own in shares])}")
-    slower, apart, losses = [], 0, []
-    for group in groups:
-        for ratio in ratios:
-            best, own = group.best(ratio), group.at(ratio)[AUTO]
-            if best.arm.name == AUTO:
-                continue
-            lost = 1 - own.speed(ratio) / best.speed(ratio)
-            losses.append(lost)
+    behind, apart = list[tuple[float, str]](), 0
+    for group, ratio in product(groups, ratios):
+        best, own = group.best(ratio), group.at(ratio)[AUTO]
+        if best.arm.name != AUTO:
+            lost = 100 * (1 - own.speed(ratio) / best.speed(ratio))
+            behind.append((lost, f"T = {group.temperature:g}, c = {ratio:g} ({best.arm.name})"))
             apart += group.lead(ratio)[1] < 1
-            slower.append(f"{100 * lost:.0f} % behind {best.arm.name} at T={group.temperature:g}, c={ratio:g}")
     total = len(groups) * len(ratios)
     text = f"Of the oracle's speed, with each kind's best number in hindsight: {', '.join(parts)}. "
-    text += f"`auto` is the fastest in {total - len(slower)} of {total} columns"
-    if slower:
-        text += f"; it is {', '.join(slower)} (the interval excludes equality in {apart} of {len(slower)})"
+    text += f"`auto`, which has no such number, is the fastest in {total - len(behind)} of {total} columns"
+    if behind:
+        text += f" and {min(behind)[0]:.0f} to {max(behind)[0]:.0f} % behind the fastest in the others, most at "
+        text += f"{max(behind)[1]}; the 95 % interval over prompts excludes equality in {apart} of these {len(behind)}"
     return f"{text}."
 
 
@@ -400,7 +398,8 @@ def table(path: Path = RESULTS) -> str:
         parts += [*_pair(lines, origin), ""]
     commits = ", ".join(dict.fromkeys(each["commit"][:9] for each in origins))
     where = origin_line({**origins[0], "commits": f"commit{'s' * (', ' in commits)} {commits}"})
-    return "\n".join([*parts, f"{where}. Made by `{origins[0]['command']}`."])
+    made = "`python benchmarks/stopping.py`, with the options in [stopping.jsonl](../benchmarks/results/stopping.jsonl)"
+    return "\n".join([*parts, f"{where}. Made by {made}."])
 
 
 def _pair(lines: dict[str, list[dict]], origin: dict[str, Any]) -> list[str]:
@@ -454,7 +453,7 @@ def main() -> None:
     parser.add_argument("--draft", default="sample-draft", help="draft model of the target")
     parser.add_argument("--prompts", nargs="+", required=True, type=Path, help="files of prompts")
     parser.add_argument("--chat", action="store_true", help="prompts are user turns")
-    parser.add_argument("--count", type=int, default=8, help="prompts of each file")
+    parser.add_argument("--count", type=int, default=6, help="prompts of each file")
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--temperatures", nargs="+", type=float, default=[0.0, 1.0])
     parser.add_argument("--out", type=Path, default=RESULTS)

@@ -23,6 +23,7 @@ import retrieval
 import serving
 import speed_tables
 import step
+import stopping
 import support
 from method_tables import SENTENCES, TABLES
 from origin import origin_line
@@ -146,6 +147,7 @@ def pages() -> dict[Path, str]:
         },
         "docs/support.md": {"support": support.table()},
         "docs/performance.md": {"step": step.table(), "gpu": gpu_tables.table()},
+        "docs/schedules.md": {"stopping": stopping.table()},
         "docs/serving.md": {"prediction": prediction.table()} | served,
         "docs/heads.md": {
             "heads": heads_summary.markdown(read(heads_summary.RESULTS)),
