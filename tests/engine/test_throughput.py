@@ -158,6 +158,48 @@ def test_drawn_drafts_are_never_cut_and_their_size_follows_earlier_ones():
     assert ran.rate > 0.9 * best_fixed("dear draft")
 
 
+def served(policy: Throughput, world: World, requests: int, most: int, young: float = 1.0) -> list[int]:
+    """Lengths of drafts for requests of so many tokens, whose first steps take ``young`` times as long."""
+    lengths = []
+    for _ in range(requests):
+        seen, output = view(0), [0] * 0
+        while (left := most - len(output)) > 0:
+            seen = replace(seen, outputs=(output,))
+            plan = policy.plan(seen, [left - 1])
+            done = step_of(world, plan, 1)
+            output += done.rows[0].emitted
+            slow = young if len(output) < 4 else 1.0
+            done = replace(done, draft_seconds=slow * done.draft_seconds, verify_seconds=slow * done.verify_seconds)
+            policy.observe(seen, plan, done)
+            lengths.append(plan.length)
+        policy.release(0)
+    return lengths
+
+
+def test_steps_right_after_a_prompt_are_not_timed():
+    """They take five times as long here; what is known of later steps is as if they took as long as these."""
+    times = []
+    for young in (1.0, 5.0):
+        policy = Throughput(CHAIN)
+        assert mean(served(policy, ALIKE["cheap draft"], 30, 40, young)[-100:]) > 3
+        ((_, pace),) = policy.state()["paces"].items()
+        times.append([pace["forward"]["1"], pace["level"]])
+        assert mean(served(policy, LOSES["never accepted"], 60, 20, young)[-100:]) < 1
+    assert times[0] == pytest.approx(times[1], rel=0.01)
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 4, 5, 6, 9])
+@pytest.mark.parametrize("name", ["cheap draft", "never accepted"])
+def test_requests_of_a_few_tokens_are_served(name: str, most: int):
+    """Where hardly a step is timed."""
+    lengths = served(Throughput(CHAIN), (ALIKE | LOSES)[name], 100, most)
+    assert not any(lengths[:2])
+    if name == "never accepted":
+        assert mean(map(bool, lengths)) < 0.25
+    elif most > 4:
+        assert mean(map(bool, lengths)) > 0.3
+
+
 def test_a_stall_of_a_minute_is_soon_forgotten():
     policy, world = Throughput(CHAIN), ALIKE["cheap draft"]
     run(policy, world, 200)

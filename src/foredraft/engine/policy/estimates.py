@@ -80,15 +80,18 @@ class ForwardTimes:
         self.means = {size: Seconds(value) for size, value in seconds.items()}
         self._sizes = sizes
         self._last = dict.fromkeys(seconds, 0)
-        self.steps = 0  # that were timed
+        self.steps = 0  # all, so that unused sizes age
         self._before, self._table_step, self._table = 0, 0, dict[int, float]()
 
     def add(self, size: int, seconds: float, *, timed: bool = True) -> None:
-        """Add a step; ``timed``: whether its time counts. A plain one counts after another: between drafts it takes
-        longer."""
+        """Add a step. A plain one counts after another: between drafts it takes longer.
+
+        Args:
+            timed: False if it takes longer than usual: then it counts if it drafted and is the first of its size.
+        """
         before, self._before = self._before, size
         self.steps += 1
-        if not timed or (size == 1 and before != 1):
+        if (size == 1 and before != 1) or (not timed and (size == 1 or size in self.means)):
             return
         if size not in self.means:
             self.means[size], self._table_step = Seconds(), 0

@@ -39,7 +39,7 @@ class Throughput(Policy):
     OFTEN, SOON = 16, 4  # least steps between trials; SOON where they cost the draft alone
     SWITCH = 0.02  # more than nothing that drafting must gain to start
     RECENT = 0.8  # decay of ``Worth.recent``
-    YOUNG = 4  # tokens of an output: steps after a prompt take longer than later ones, and are not timed
+    YOUNG = 4  # tokens: steps of rows with shorter outputs take longer, and count where nothing else is known
 
     def __init__(self, needs: Needs, prior: float = NEUTRAL, *, any_width: bool = False) -> None:
         self._needs = needs
@@ -84,10 +84,10 @@ class Throughput(Policy):
         if plan.worth is None:
             return
         fresh = any(length and row not in self._recent for row, length in zip(view.rows, plan.lengths, strict=True))
-        if not fresh and step.levels and timed:
+        if not fresh and step.levels and (timed or not pace.level.count):
             pace.level.add(step.draft_seconds / step.levels)
         extra = max(step.draft_seconds - step.levels * pace.level.value, 0.0) if fresh and pace.steps else 0.0
-        if pace.steps >= self.LEARN and width in pace.forward.means:
+        if pace.steps >= self.LEARN:
             pace.drafted(self._tokens(plan.worth, step), width, step.levels, extra)
         pace.steps += 1
         for number, (row, length, result) in enumerate(zip(view.rows, plan.lengths, step.rows, strict=True)):
