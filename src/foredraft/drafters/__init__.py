@@ -4,6 +4,7 @@ Another package adds a drafter with an entry point of the group ``foredraft.draf
 """
 
 import logging
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -285,6 +286,7 @@ _BUILT_IN: dict[str, Method] = {
 }
 
 METHODS = Methods()
+_QUANTISATION = re.compile(r"([.-](i?q|b?f)\d\w*)?\.gguf$", re.IGNORECASE)
 _SAMPLE = "sample"
 BUNDLED_DRAFTS: dict[str, dict[str, str]] = {
     _SAMPLE: {name: method.bundled for name, method in _BUILT_IN.items() if method.bundled},
@@ -294,10 +296,13 @@ BUNDLED_DRAFTS: dict[str, dict[str, str]] = {
 
 
 def bundled_drafts(target: str) -> dict[str, str]:
-    """The bundled drafts for a target, by method, given its name, folder or file, such as NAME.Q4_1.gguf."""
+    """The bundled drafts for a target, by method, given its name, folder or file.
+
+    A GGUF file may name its quantisation, as in NAME.Q4_1.gguf or name-q8_0.gguf.
+    """
     path = resolve(target)
     if path == resolve(_SAMPLE):
         return BUNDLED_DRAFTS[_SAMPLE]
-    name = Path(path).name
+    name = _QUANTISATION.sub("", Path(path).name).casefold()
     others = ((known, drafts) for known, drafts in BUNDLED_DRAFTS.items() if known != _SAMPLE)
-    return next((drafts for known, drafts in others if name == known or name.startswith(f"{known}.")), {})
+    return next((drafts for known, drafts in others if name == known.casefold()), {})
