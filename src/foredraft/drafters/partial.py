@@ -24,7 +24,7 @@ from foredraft.drafters.common.self_speculative import SelfSpeculativeDrafter
 from foredraft.model.hf.causal_lm import CausalLM
 from foredraft.model.kv.cache import SlotCache
 from foredraft.model.kv.masks import StepIn
-from foredraft.model.partial.kv_selection import HeavyHitters, Retrieval, Selection, Window
+from foredraft.model.partial.kv_selection import SCORES, HeavyHitters, Retrieval, Selection, Window
 from foredraft.model.partial.model import PartialLM
 
 CACHES = ("retrieval", "window", "h2o")
@@ -58,6 +58,7 @@ class Options(ChainOptions):
     def __post_init__(self) -> None:
         ChainOptions.__post_init__(self)  # super() does not work in a dataclass with slots
         check_known("cache", {self.cache: None}, CACHES)
+        check_known("score", {self.score: None}, SCORES)
         check_bounds(self, least={"room": 1, "refresh": 0, "whole_layers": 0}, below={"refresh": 1})
         self.selection()
 

@@ -153,7 +153,7 @@ def test_after_a_whole_layer_queries_are_those_of_the_model(kind: Selection):
 
 def test_a_model_needs_more_layers_than_whole_ones():
     model = CausalLM(tiny.build("llama"))
-    with pytest.raises(ModelError, match="has 2 layers: with whole_layers=2 none is left"):
+    with pytest.raises(ModelError, match="has 2 layers, so whole_layers must be 1 or less, not 2"):
         PartialLM(model, model.new_cache(), KINDS["retrieval"], 16, whole_layers=2)
 
 

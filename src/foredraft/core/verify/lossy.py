@@ -77,7 +77,10 @@ class Approximate:
         if self.ordered is not None and not self.distance:
             raise OptionError("ordered is for distance: set distance, or leave ordered out.")
         if self.top_k == self.min_block == 1 and not self.distance:
-            raise OptionError("approximate needs top_k, min_block or distance, such as approximate,top_k=2.")
+            raise OptionError(
+                "approximate needs top_k or min_block above 1, or a distance, such as approximate,top_k=2: else it "
+                "accepts what the default rule accepts."
+            )
 
 
 def approximate(target: Target, draft: Draft, rng: VerifierRng, options: Approximate) -> Verdict:

@@ -71,8 +71,8 @@ class PartialLM(TargetModel):
     ) -> None:
         if whole_layers >= model.layers:
             raise ModelError(
-                f"{model.name} has {model.layers} layers: with whole_layers={whole_layers} none is left to draft with "
-                "a part of its cache."
+                f"{model.name} has {model.layers} layers, so whole_layers must be {model.layers - 1} or less, not "
+                f"{whole_layers}: a layer must be left that drafts with a part of its cache."
             )
         if any(window is not None for window in model.layout.kinds.values()):
             raise ModelError(
