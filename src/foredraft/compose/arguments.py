@@ -25,6 +25,7 @@ from foredraft.heads.formats import inspect_head
 from foredraft.heads.formats.tuned import SUFFIX, read_tuned
 from foredraft.model.base import TargetModel
 from foredraft.model.gguf.load import is_gguf
+from foredraft.model.loading.bundled import resolve
 from foredraft.model.loading.load import unwrapped
 from foredraft.model.loading.placement import as_device, as_dtype
 
@@ -185,7 +186,7 @@ def as_spec(source: Any, drafter: AnyDrafter) -> Spec | Drafter:
     if isinstance(drafter, Drafter):
         return drafter
     if drafter == "auto":
-        drafter = "eagle3" if _bundled_drafts(source) else "prompt_lookup"
+        drafter = "eagle3" if _bundled_drafts(source) and not _on_kernels(source) else "prompt_lookup"
         _log.info("The automatic choice of a drafter is %s.", drafter)
     if drafter is None or isinstance(drafter, str):
         return _from_text(source, drafter or "none")
@@ -225,6 +226,14 @@ def _bundled_drafts(source: Any) -> Mapping[str, str]:
     if not isinstance(source, str):
         source = source.origin if isinstance(source, TargetModel) else source.config.name_or_path
     return bundled_drafts(source)
+
+
+def _on_kernels(source: Any) -> bool:
+    """Whether the native engine runs a target, as it runs GGUF files: plain decoding is so fast there that look-ups gain
+    more than a head (docs/results.md)."""
+    if isinstance(source, str):
+        return is_gguf(resolve(source))
+    return isinstance(source, TargetModel) and source.any_width
 
 
 def _from_path(source: Any, path: str) -> Spec:
