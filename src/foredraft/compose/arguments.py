@@ -229,8 +229,8 @@ def _bundled_drafts(source: Any) -> Mapping[str, str]:
 
 
 def _on_kernels(source: Any) -> bool:
-    """Whether the native engine runs a target, as it runs GGUF files: plain decoding is so fast there that look-ups gain
-    more than a head (docs/results.md)."""
+    """Whether the native engine runs a target, as it runs GGUF files: with its fast plain decoding, look-ups gain more
+    than a head (docs/results.md)."""
     if isinstance(source, str):
         return is_gguf(resolve(source))
     return isinstance(source, TargetModel) and source.any_width
