@@ -79,7 +79,7 @@ def _hit_rates(cells: Sequence[dict], title: str) -> list[str]:
         texts = [text for cell in own for text in cell["ranks"]]
         tokens = sum(cell["tokens"] for cell in own)
         for family, count in itertools.product(MODELS, (1, 2, 3)):
-            if count == 1 and family != "alone":
+            if (count == 1 and family != "alone") or f"{family}/1" not in texts[0]:
                 continue
             name = f"{count} draft{'s' if count > 1 else ''}{f', {MODELS[family]}' if count > 1 else ''}"
             drafts = [f"{family}/{number}" for number in range(1, count + 1)]
