@@ -3,7 +3,9 @@
 import pytest
 
 import foredraft
+from foredraft.core.sampling.params import SamplingParams
 from native import needs_compiler
+from runs import run_each
 
 PROMPTS = ["Once upon a time there was", "def fibonacci(n):", "The capital of France is", "1 2 3 4 5"]
 DRAFTER = "blockwise:sample-medusa,num_assistant_tokens_schedule=constant"
@@ -36,6 +38,19 @@ def test_greedy_steps_accept_the_best_three(weights: str | None):
     plain = exact.generate(PROMPTS, max_new_tokens=40)
     assert sum(each.stats.target_forwards for each in found) < sum(each.stats.target_forwards for each in plain)
     assert all(each.stats.lossless for each in plain) and exact.kind.lossless and not lossy.kind.lossless
+
+
+@pytest.mark.parametrize("weights", [None, pytest.param("int8", marks=needs_compiler)])
+@pytest.mark.parametrize("verifier", ["approximate,top_k=3", "approximate,top_k=3,min_block=2", "typical"])
+def test_greedy_rows_beside_sampled_ones_have_the_texts_that_they_have_alone(verifier: str, weights: str | None):
+    """Also where the sampled rows keep fewer tokens than pass."""
+    with foredraft.load("sample", DRAFTER, verifier=verifier, weights=weights) as generator:
+        alone = generator.generate(PROMPTS, max_new_tokens=24)
+        params = [SamplingParams(max_new_tokens=24, temperature=t, top_k=2, seed=3) for t in (0.0, 1.0, 0.0, 0.7)]
+        mixed = run_each(generator, [generator.encode(prompt) for prompt in PROMPTS], params)
+    for row in (0, 2):
+        assert mixed[row].tokens == alone[row].tokens
+    assert all(mixed[row].tokens != alone[row].tokens for row in (1, 3))
 
 
 def test_sampled_drafts_are_the_likeliest_tokens():
