@@ -58,6 +58,7 @@ PAIRS = (
     Pair("EAGLE-2", "eagle2,nodes=24,depth=5,top_k=8", "traversal"),
     Pair("EAGLE-1", "eagle1,tree=eagle", "traversal"),
     Pair("Medusa", "medusa,nodes=24", "traversal"),
+    *(Pair("Hydra++", f"hydra:{{hydra}},nodes={n}", "traversal") for n in (8, 24)),
     Pair("blockwise", "blockwise:sample-medusa", "block"),
     Pair("early exit", "early_exit,assistant_early_exit=5", "block"),
     *(Pair("draft model, chain", f"draft_model:{{draft}},num_assistant_tokens={n}", "block") for n in (4, 8)),
@@ -70,7 +71,7 @@ PAIRS = (
     Pair("partial, window", "partial,cache=window,num_assistant_tokens=4,budget=64,chunk=8", "block"),
     Pair("triforce", "triforce:{draft},gamma=4,budget=64", "block"),
 )
-"""Trees drawn for a ratio rule are static; beside OPT-Tree's, Sequoia's is drawn. There is no bundled head of Hydra."""
+"""Trees drawn for a ratio rule are static; beside OPT-Tree's, Sequoia's is drawn. There is no bundled head of Hydra: --hydra names one, and its target --target."""
 
 
 def cells(args: argparse.Namespace, done: set[Cell]) -> Iterator[dict[str, Any]]:
@@ -79,7 +80,8 @@ def cells(args: argparse.Namespace, done: set[Cell]) -> Iterator[dict[str, Any]]
     files = [read_prompts(path, chat=True) for path in args.prompts] or [standard_prompts(chat=True)]
     prompts = [each.prompt for some in zip(*files, strict=False) for each in some]
     texts, bundled = SeededTexts(plain, prompts, args.new_tokens, args.texts), args.target == "sample"
-    pairs = [pair for pair in PAIRS if pair.name in args.methods and (bundled or "{draft}" in pair.spec)]
+    pairs = [pair for pair in PAIRS if pair.name in args.methods and (bundled or "{" in pair.spec)]
+    pairs = [pair for pair in pairs if args.hydra or "{hydra}" not in pair.spec]
     specs = [arm for pair in pairs for arm in pair.arms()]
     specs = sorted(dict.fromkeys(specs), key=lambda arm: arm[1] == SHARED)
     for number, (spec, rule) in itertools.product(range(args.rounds), specs):
@@ -87,7 +89,9 @@ def cells(args: argparse.Namespace, done: set[Cell]) -> Iterator[dict[str, Any]]
         if done.issuperset(keys):
             continue
         verifier = None if rule == SHARED else rule
-        generator = foredraft.load(plain, spec.format(draft=args.draft), verifier=verifier, max_batch_size=args.texts)
+        generator = foredraft.load(
+            plain, spec.format(draft=args.draft, hydra=args.hydra), verifier=verifier, max_batch_size=args.texts
+        )
         draft_always(generator)
         for key in keys:
             if key in done:
@@ -170,6 +174,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--target", default="sample")
     parser.add_argument("--draft", default="sample-draft", help="draft model of the target")
+    parser.add_argument("--hydra", help="Hydra++ head of the target")
     parser.add_argument("--prompts", nargs="*", default=[], help="files of prompts, read in turns")
     names = list(dict.fromkeys(pair.name for pair in PAIRS))
     parser.add_argument("--methods", nargs="+", default=names, choices=names)
