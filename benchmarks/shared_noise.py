@@ -71,7 +71,8 @@ PAIRS = (
     Pair("partial, window", "partial,cache=window,num_assistant_tokens=4,budget=64,chunk=8", "block"),
     Pair("triforce", "triforce:{draft},gamma=4,budget=64", "block"),
 )
-"""Trees drawn for a ratio rule are static; beside OPT-Tree's, Sequoia's is drawn. There is no bundled head of Hydra: --hydra names one, and its target --target."""
+"""Trees drawn for a ratio rule are static; beside OPT-Tree's, Sequoia's is drawn. There is no bundled head of Hydra:
+--hydra names one, and --target its target."""
 
 
 def cells(args: argparse.Namespace, done: set[Cell]) -> Iterator[dict[str, Any]]:
