@@ -22,9 +22,9 @@ from unittest.mock import patch
 import torch
 from origin import origin_line, provenance
 from reading import markdown_table, read
+from seeded_texts import in_turns, run_texts
 
 import foredraft
-from foredraft.bench.prompts import read_prompts, standard_prompts
 from foredraft.bench.report import plots
 from foredraft.compose.spec import Spec
 from foredraft.core.sampling.params import SamplingParams
@@ -100,16 +100,12 @@ def rows(args: argparse.Namespace, done: set[tuple[str, str, float]]) -> Any:
     todo = [(spec, heat) for spec, heat in todo if (name, shown(spec), heat) not in done]
     options: dict[str, Any] = {"weights": args.weights} if args.weights else {"dtype": "float32"}
     plain = foredraft.load(args.target, "none", device="cpu", max_batch_size=args.batch, **options)
-    files = [read_prompts(path, chat=True) for path in args.prompts] or [standard_prompts(chat=True)]
-    prompts = [each.prompt for some in zip(*files, strict=False) for each in some][: args.count]
+    prompts = in_turns(args.prompts, plain)[: args.count]
     for spec, heat in todo:
         generator = foredraft.load(plain, spec, max_batch_size=args.batch)
         generator.engine.policy = policy = counting(generator.engine)
-        sequences = []
-        for seed, prompt in enumerate(prompts):
-            params = SamplingParams(max_new_tokens=args.new_tokens, eos_token_id=(), temperature=heat, seed=seed)
-            sequences += generator.submit([prompt], params)
-        generator.engine.run(sequences)
+        params = SamplingParams(max_new_tokens=args.new_tokens, eos_token_id=(), temperature=heat)
+        run_texts(generator, prompts, params, range(len(prompts)))
         generator.close()
         for model in policy._models.values():
             if isinstance(model, Counted) and model.seen > LEARNED:

@@ -29,11 +29,11 @@ import torch
 from depth import Draft
 from origin import provenance
 from reading import read
+from seeded_texts import in_turns, run_texts
 from transformers import AutoModelForCausalLM
 
 import foredraft
 from foredraft.bench.check import draft_always
-from foredraft.bench.prompts import read_prompts, standard_prompts
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.engine.generator import Generator
 from foredraft.engine.request import Sequence as Request
@@ -146,8 +146,7 @@ class Texts:
         self.args = args
         options = {"dtype": "float32", "device": args.device, "max_batch_size": max(args.texts, 1)}
         self.plain = foredraft.load(args.target, "none", **options)
-        files = [read_prompts(path, chat=True) for path in args.prompts] or [standard_prompts(chat=True)]
-        self._prompts = [each.prompt for some in zip(*files, strict=False) for each in some]
+        self._prompts = in_turns(args.prompts, self.plain)
 
     def rounds(self) -> range:
         first, every = map(int, self.args.part_of.split("/"))
@@ -161,14 +160,13 @@ class Texts:
 
     def run(self, generator: Generator, temperature: float, number: int, together: bool = True) -> list[Request]:
         """The texts of a round, all at once or one after another."""
-        sequences: list[Request] = []
-        for seed in range(number * self.args.texts, (number + 1) * self.args.texts):
-            params = SamplingParams(max_new_tokens=self.args.new_tokens, temperature=temperature, seed=seed)
-            sequences += generator.submit([self._prompts[seed % len(self._prompts)]], params)
-            if not together:
-                generator.engine.run(sequences[-1:])
-        generator.engine.run(sequences)
-        return sequences
+        seeds = range(number * self.args.texts, (number + 1) * self.args.texts)
+        params = SamplingParams(max_new_tokens=self.args.new_tokens, temperature=temperature)
+        found: list[Request] = []
+        for group in (seeds,) if together else [(seed,) for seed in seeds]:
+            prompts = [self._prompts[seed % len(self._prompts)] for seed in group]
+            found += run_texts(generator, prompts, params, group)
+        return found
 
 
 def hits(texts: Texts, done: set[tuple]) -> Iterator[dict[str, Any]]:

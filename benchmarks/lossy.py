@@ -26,12 +26,14 @@ import torch
 from early_exit import last_number
 from origin import origin_line, provenance
 from reading import interval, markdown_table, read
+from seeded_texts import run_texts
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import foredraft
 from foredraft.bench.prompts import read_prompts
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.engine.generator import Generator
+from foredraft.engine.inputs import encode
 from foredraft.model.loading.bundled import resolve
 
 RESULTS = Path(__file__).resolve().parent / "results" / "lossy.jsonl"
@@ -136,11 +138,9 @@ class Scorer:
 
 def run(generator: Generator, some: Sequence[Question], cell: Cell, scorer: Scorer) -> list[dict[str, Any]]:
     """The texts of a cell: prompt i has seed i."""
-    sequences = []
-    for seed, each in enumerate(some):
-        params = SamplingParams(max_new_tokens=cell.tokens, temperature=cell.temperature, seed=seed)
-        sequences += generator.submit([each.prompt], params)
-    generator.engine.run(sequences)
+    params = SamplingParams(max_new_tokens=cell.tokens, temperature=cell.temperature)
+    prompts = [encode(each.prompt, generator.tokenizer) for each in some]
+    sequences = run_texts(generator, prompts, params, range(len(prompts)))
     scores = scorer([(list(each.prompt), each.tokens) for each in sequences], cell.temperature)
     texts = []
     for question, sequence, own in zip(some, sequences, scores, strict=True):

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from foredraft.bench.prompts import read_prompts
+from foredraft.bench.prompts import read_prompts, standard_prompts
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.engine.generator import Generator
 from foredraft.engine.inputs import encode
@@ -20,6 +20,12 @@ def tokenized(generator: Generator, files: Sequence[Path], count: int) -> dict[s
         chat = [{"role": "user", "content": prompt.turns[0]}]
         found.setdefault(prompt.task, []).append(encode(chat, generator.tokenizer))
     return found
+
+
+def in_turns(files: Sequence[Path | str], generator: Generator) -> list[list[int]]:
+    """The prompts of these files, one of each in turn; by default the bundled ones."""
+    read = [read_prompts(path, chat=True) for path in files] or [standard_prompts(chat=True)]
+    return [encode(each.prompt, generator.tokenizer) for some in zip(*read, strict=False) for each in some]
 
 
 def run_texts(

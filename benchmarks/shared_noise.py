@@ -23,11 +23,10 @@ from typing import Any
 import torch
 from origin import origin_line, provenance
 from reading import interval, markdown_table, read
-from seeded_texts import SeededTexts
+from seeded_texts import SeededTexts, in_turns
 
 import foredraft
 from foredraft.bench.check import draft_always
-from foredraft.bench.prompts import read_prompts, standard_prompts
 
 RESULTS = Path(__file__).resolve().parent / "results" / "shared_noise.jsonl"
 SHARED = "shared noise"
@@ -78,9 +77,10 @@ PAIRS = (
 def cells(args: argparse.Namespace, done: set[Cell]) -> Iterator[dict[str, Any]]:
     """The cells that are not done."""
     plain = foredraft.load(args.target, "none", dtype="float32", device="cpu", max_batch_size=args.texts)
-    files = [read_prompts(path, chat=True) for path in args.prompts] or [standard_prompts(chat=True)]
-    prompts = [each.prompt for some in zip(*files, strict=False) for each in some]
-    texts, bundled = SeededTexts(plain, prompts, args.new_tokens, args.texts), args.target == "sample"
+    texts, bundled = (
+        SeededTexts(plain, in_turns(args.prompts, plain), args.new_tokens, args.texts),
+        args.target == "sample",
+    )
     pairs = [pair for pair in PAIRS if pair.name in args.methods and (bundled or "{" in pair.spec)]
     pairs = [pair for pair in pairs if args.hydra or "{hydra}" not in pair.spec]
     specs = [arm for pair in pairs for arm in pair.arms()]

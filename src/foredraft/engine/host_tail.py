@@ -49,9 +49,6 @@ class HostOut:
     @property
     def verdict(self) -> Verdict:
         """The accepted paths."""
-        if self.width == 1:
-            path = torch.zeros(len(self.rows), 1, dtype=torch.long)
-            return Verdict(path, _tensor([row.emitted[0] for row in self.rows]), in_order=True)
         path = _tensor([_padded([0, *row.path], self.width) for row in self.rows])
         return Verdict(path, _tensor([row.emitted[-1] for row in self.rows]), in_order=self.in_order)
 
