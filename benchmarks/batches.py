@@ -3,7 +3,8 @@
     python benchmarks/batches.py --model MODEL --eagle3 HEAD --eagle1 HEAD --prompts ../shared/data/prompts
 
 Every batch of prompts runs on every arm before the next one. ``foredraft bench`` runs a batch size at a time, so an
-interrupted run continues. The results file holds no texts. Tables: `summary.py --write`.
+interrupted run continues. From LARGE rows on texts are shorter, and each task is one batch. The results file holds no
+texts. Tables: `summary.py --write`.
 """
 
 import argparse
@@ -16,12 +17,14 @@ from origin import origin_line
 from reading import markdown_table, quartiles
 from real_model import FIXED, length
 
-from foredraft.bench.measure.records import read_runs
+from foredraft.bench.measure.records import Run, read_runs
 from foredraft.bench.measure.summary import grouped, pairs, ratios
 
 RESULTS = Path(__file__).resolve().parent / "results" / "batches.jsonl"
 SIZES = (1, 2, 4, 8, 16, 32, 64)
-TASKS = ("mt_bench", "gsm8k")
+LARGE = 32
+TASKS = {False: ("mt_bench", "gsm8k"), True: ("gsm8k", "alpaca", "qa")}
+"""By whether a size is large."""
 
 
 def arms(eagle3: str, eagle1: str | None) -> dict[str, str]:
@@ -36,13 +39,20 @@ def arms(eagle3: str, eagle1: str | None) -> dict[str, str]:
 
 
 def command(args: argparse.Namespace, size: int) -> list[str]:
-    """``foredraft bench`` of one batch size: at least four batches and four prompts of each task."""
+    """``foredraft bench`` of one batch size: at least six prompts of each task, and one batch."""
     words = [sys.executable, "-m", "foredraft", "bench", "-m", args.model, "--weights", args.weights, "--chat"]
     for name, spec in arms(args.eagle3, args.eagle1).items():
         words += ["-d", f"{name}={spec}"]
-    for task in TASKS:
+    for task in TASKS[size >= LARGE]:
         words += ["--prompts", str(args.prompts / "eagle" / task / "question.jsonl")]
-    words += ["--batch-size", str(size), "--count", str(max(size, 6)), "--max-new-tokens", str(args.tokens)]
+    words += [
+        "--batch-size",
+        str(size),
+        "--count",
+        str(max(size, 6)),
+        "--max-new-tokens",
+        str(args.tokens // (1 + (size >= LARGE))),
+    ]
     return [*words, "--no-texts", "--out", str(args.work / f"batches-{size}.jsonl")]
 
 
@@ -79,10 +89,22 @@ def table(path: Path = RESULTS) -> str:
         [
             *markdown_table(head, lines),
             "",
-            f"Greedy, chats of {' and '.join(TASKS)}; texts equal to plain decoding's: {same} of {count}. {made}. "
+            f"Greedy, chats of {setting(file.runs)}; texts equal to plain decoding's: {same} of {count}. {made}. "
             "Made by `benchmarks/batches.py`.",
         ]
     )
+
+
+def setting(runs: Sequence[Run]) -> str:
+    """Tasks and lengths by batch size, in words."""
+    parts = []
+    for large in (False, True):
+        own = [run for run in runs if (run.batch >= LARGE) == large]
+        if own:
+            length = max(each.tokens for run in own for each in run.outputs)
+            sizes = f" ({LARGE} rows and more)" if large else ""
+            parts.append(f"{', '.join(dict.fromkeys(run.task for run in own))}, {length} new tokens{sizes}")
+    return "; ".join(parts)
 
 
 def merged(parts: Sequence[Path], out: Path) -> None:

@@ -3,8 +3,11 @@
 Every arm is a process of its own (`peers/`), so that each peer has its own interpreter, and all run in one turn: every
 prompt runs on every arm before the next prompt, in rotating order, so that machine drift affects all arms alike. All
 get the same token ids and generate exactly ``--tokens`` tokens greedily, beyond any end of sequence. Processes are
-pinned to as many processors as they have threads. An arm is named "ENGINE WEIGHTS MODE"; ``--only`` and ``--skip`` take
-patterns of "NAME @THREADS". What is not installed or not there is skipped with one line.
+pinned to as many processors as they have threads. An arm is named "ENGINE WEIGHTS MODE", where "default" is what
+``foredraft.load`` gives without a drafter's name; ``--only`` and ``--skip`` take patterns of "NAME @THREADS", and arms
+of ``--few`` run on the first chat of each task alone. What is not installed or not there is skipped with one line. What
+is in the results file is not run again. ``--wait`` reads a line of standard input before it starts a process or a
+prompt, so that other programs can be stopped for so long.
 
 Tokens per second exclude the first token; prefill is the prompt's tokens over the time to the first token. Memory is
 the peak of resident memory, mapped files included. Perplexity and KL are those of each prompt's first ``--scored``
@@ -17,8 +20,8 @@ which it writes itself, with the vocabulary of ``--model``.
 
     npm install --prefix PEERS node-llama-cpp
     python -m venv PEERS/ov && PEERS/ov/bin/pip install openvino-genai
-    python benchmarks/engines.py --model FOLDER --gguf A.Q4_0.gguf A.Q8_0.gguf --node PEERS/node_modules \\
-        --openvino PEERS/ov/bin/python
+    python benchmarks/engines.py --model FOLDER --gguf A.Q4_0.gguf A.Q4_1.gguf A.Q8_0.gguf --node PEERS/node_modules \\
+        --openvino PEERS/ov/bin/python --assistant DRAFT
 """
 
 import argparse
@@ -30,16 +33,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 import torch
 import transformers
 from edits import EDITS
-from engine_tables import PLAIN, tables
+from engine_tables import PLAIN, place, tables, users
 from jaxtyping import Float
 from origin import provenance
 from reading import read
@@ -87,18 +91,20 @@ def arms_of(args: argparse.Namespace, threads: int) -> list[Arm]:
 
 
 def _torch_arms(args: argparse.Namespace) -> Iterator[Arm]:
+    command = [sys.executable, str(PEERS / "transformers_worker.py")]
+    modes = {PLAIN: {}, "lookup": {"lookup": 10}} | ({"assisted": {"draft": args.assistant}} if args.assistant else {})
     for dtype in () if args.shape else ("float32", "bfloat16"):
-        command = [sys.executable, str(PEERS / "transformers_worker.py")]
-        yield Arm(f"transformers {dtype} {PLAIN}", command, {"model": str(args.model), "dtype": dtype})
+        for mode, more in modes.items():
+            yield Arm(f"transformers {dtype} {mode}", command, {"model": str(args.model), "dtype": dtype, **more})
     command = [sys.executable, str(PEERS / "foredraft_worker.py")]
-    for weights in () if args.shape else ("int4", "int8", None):
-        for drafter in (None, *args.drafters):
-            options = {"model": str(args.model), "weights": weights, "drafter": drafter}
-            yield Arm(f"foredraft {weights or 'float32'} {drafter or PLAIN}", command, options)
-    for file in args.gguf:  # the very weights of the peers
-        for drafter in (None, *args.drafters):
-            options = {"model": str(file.resolve()), "weights": "auto", "drafter": drafter}
-            yield Arm(f"foredraft {_type(file)} {drafter or PLAIN}", command, options)
+    drafters = {PLAIN: None} | {"default" if each == "auto" else each: each for each in args.drafters}
+    targets = {} if args.shape else {weights or "float32": (args.model, weights) for weights in ("int4", "int8", None)}
+    targets |= {_type(file): (file.resolve(), "auto") for file in args.gguf}  # the very weights of the peers
+    for kind, (model, weights) in targets.items():
+        for mode, drafter in drafters.items():
+            yield Arm(
+                f"foredraft {kind} {mode}", command, {"model": str(model), "weights": weights, "drafter": drafter}
+            )
 
 
 def _llama_arms(args: argparse.Namespace) -> Iterator[Arm]:
@@ -203,8 +209,16 @@ class Process:
         self._errors.close()
 
 
-def prompts_of(args: argparse.Namespace) -> list[tuple[str, list[int]]]:
-    """Tasks and token ids of chats: those that edit, and the first of each file; without the files, short ones."""
+class Prompt(NamedTuple):
+    """A chat as token ids, and its place among those of its task."""
+
+    task: str
+    ids: list[int]
+    number: int
+
+
+def prompts_of(args: argparse.Namespace) -> list[Prompt]:
+    """Chats that edit, and the first of each file, one of each task in turn; without the files, short ones."""
     chats: list[tuple[str, Any]] = [("edit", [{"role": "user", "content": text}]) for text in EDITS[: args.prompts]]
     if args.prompt_files.is_dir():
         for task in FILES:
@@ -213,11 +227,12 @@ def prompts_of(args: argparse.Namespace) -> list[tuple[str, list[int]]]:
     else:
         chats += [(task, [{"role": "user", "content": text}]) for task, text in BUILT_IN.items()]
     tokenizer = transformers.AutoTokenizer.from_pretrained(args.model)
-    found = []
+    found, counts = [], Counter[str]()
     for task, chat in chats:
         text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-        found.append((task, tokenizer(text, add_special_tokens=False)["input_ids"]))
-    return found
+        found.append(Prompt(task, tokenizer(text, add_special_tokens=False)["input_ids"], counts[task]))
+        counts[task] += 1
+    return sorted(found, key=lambda prompt: prompt.number)
 
 
 @dataclass
@@ -227,6 +242,7 @@ class Run:
     args: argparse.Namespace
     threads: int
     out: TextIO
+    done: Container[tuple[int, str, str, int]]
     running: dict[str, Process] = field(default_factory=dict)
 
     def write(self, kind: str, arm: str, **values: object) -> None:
@@ -236,6 +252,7 @@ class Run:
     def start(self, arms: list[Arm]) -> None:
         """Start and warm up one arm after the other; an arm that fails is reported and left out."""
         for arm in arms:
+            self.wait()
             try:
                 process = self.running[arm.name] = Process(arm)
                 process.ask(ids=WARM_UP, tokens=min(16, self.args.tokens))
@@ -244,28 +261,45 @@ class Run:
                 if arm.name in self.running:
                     self.running.pop(arm.name).close()
                 continue
-            self.write("load", arm.name, load_seconds=process.load_seconds, start_seconds=process.start_seconds)
+            if self.threads == self.args.threads[0]:
+                self.write("load", arm.name, load_seconds=process.load_seconds, start_seconds=process.start_seconds)
             print(f"{arm.name} @{self.threads}: loaded in {process.load_seconds:.1f} s", flush=True)
 
-    def decode(self, prompts: list[tuple[str, list[int]]]) -> None:
+    def wait(self) -> None:
+        """Wait for a line, if that was asked for."""
+        if self.args.wait and not sys.stdin.readline():
+            raise SystemExit("Standard input has ended.")
+
+    def decode(self, prompts: list[Prompt]) -> None:
         """Run every prompt on every arm, in rotating order."""
-        names = list(self.running)
-        for turn, (task, ids) in enumerate(prompts):
-            started, at = time.perf_counter(), turn * len(names) // len(prompts)
-            for name in names[at:] + names[:at]:
+        every = list(self.running)
+        for turn, (task, ids, number) in enumerate(prompts):
+            at = turn * len(every) // len(prompts)
+            names = [name for name in every[at:] + every[:at] if self._runs(name, task, number)]
+            if not names:
+                continue
+            self.wait()
+            started = time.perf_counter()
+            for name in names:
                 answer = self.running[name].ask(ids=ids, tokens=self.args.tokens)
                 if len(answer["output"]) != self.args.tokens:
                     raise RuntimeError(f"{name} wrote {len(answer['output'])} tokens instead of {self.args.tokens}.")
-                self.write("run", name, task=task, prompt_tokens=len(ids), **answer)
+                self.write("run", name, task=task, prompt=number, prompt_tokens=len(ids), **answer)
             took = time.perf_counter() - started
             print(f"{task} ({len(ids)} tokens) @{self.threads}: {len(names)} arms in {took:.0f} s", flush=True)
         for name, process in self.running.items():
             self.write("memory", name, mebibytes=process.peak_mebibytes())
 
-    def score(self, prompts: list[tuple[str, list[int]]]) -> None:
+    def _runs(self, name: str, task: str, number: int) -> bool:
+        """Whether an arm runs on this prompt, and has not yet."""
+        full = f"{name} @{self.threads}"
+        few = number and any(fnmatch.fnmatch(full, pattern) for pattern in self.args.few)
+        return not few and (self.threads, name, task, number) not in self.done
+
+    def score(self, prompts: list[Prompt]) -> None:
         """Perplexity and KL of every plain arm that returns logits."""
         names = [name for name in self.running if name.endswith(f" {PLAIN}") and not name.startswith("openvino")]
-        texts = [ids[: self.args.scored] for _, ids in prompts]
+        texts = [prompt.ids[: self.args.scored] for prompt in prompts]
         shared = next((i for i, column in enumerate(zip(*texts, strict=False)) if len(set(column)) > 1), 0)
         reference: Tensor | None = None
         following = torch.tensor([token for ids in texts for token in ids[shared + 1 :]])
@@ -298,7 +332,8 @@ def main() -> None:
     parser.add_argument("--node", type=Path, help="a node_modules folder with node-llama-cpp")
     parser.add_argument("--openvino", type=Path, help="the Python interpreter of an environment with openvino-genai")
     parser.add_argument("--openvino-types", nargs="*", default=["Q4_1"], help="types of files that OpenVINO runs")
-    parser.add_argument("--drafters", nargs="*", default=["prompt_lookup"], help="foredraft's, without plain decoding")
+    parser.add_argument("--drafters", nargs="*", default=["auto"], help="foredraft's; auto: its default")
+    parser.add_argument("--assistant", help="folder of a draft model for transformers")
     parser.add_argument("--threads", type=int, nargs="+", default=[1])
     parser.add_argument("--prompts", type=int, default=2, help="chats of each task")
     parser.add_argument("--prompt-files", type=Path, default=Path("../shared/data/prompts/eagle"))
@@ -306,6 +341,8 @@ def main() -> None:
     parser.add_argument("--scored", type=int, default=96, help="tokens of each prompt for perplexity and KL; 0: none")
     parser.add_argument("--only", nargs="*", default=["*"], help='patterns of "NAME @THREADS"')
     parser.add_argument("--skip", nargs="*", default=[])
+    parser.add_argument("--few", nargs="*", default=[], help="patterns of arms for the first chat of each task alone")
+    parser.add_argument("--wait", action="store_true", help="for a line before each process and each prompt")
     parser.add_argument("--out", type=Path, help=f"default: {RESULTS}, or {SHAPE_RESULTS.name} with --shape")
     args = parser.parse_args()
     args.out = args.out or (SHAPE_RESULTS if args.shape else RESULTS)
@@ -314,20 +351,23 @@ def main() -> None:
             args.gguf, args.scored = random_files(args, Path(folder)), 0
         report_missing(args)
         compare(args, prompts_of(args))
-    print(f"\n{tables(read(args.out))}")
+    lines = read(args.out)
+    print(f"\n{users(lines)}\n\n{tables(lines)}")
 
 
-def compare(args: argparse.Namespace, prompts: list[tuple[str, list[int]]]) -> None:
-    """Run all arms with each number of threads, and write what they said."""
+def compare(args: argparse.Namespace, prompts: list[Prompt]) -> None:
+    """Run all arms with each number of threads, and add what they said to the file."""
     args.out.parent.mkdir(parents=True, exist_ok=True)
+    found = read(args.out).get("run", []) if args.out.exists() else []
+    done = {(run["threads"], run["arm"], *place(run)) for run in found}
     processors = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else []
-    with args.out.open("w") as out:
+    with args.out.open("a") as out:
         facts = {"model": args.model.name, "gguf": [file.name for file in args.gguf], "new_tokens": args.tokens}
         out.write(json.dumps(provenance("python benchmarks/engines.py", **facts, load=os.getloadavg())) + "\n")
         for number, threads in enumerate(args.threads):
             if sys.platform == "linux":  # workers inherit it
                 os.sched_setaffinity(0, processors[:threads])
-            run = Run(args, threads, out)
+            run = Run(args, threads, out, done)
             try:
                 run.start(arms_of(args, threads))
                 run.decode(prompts)

@@ -9,6 +9,7 @@ import pytest
 import foredraft
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+TASKS = ("edit", "code", "maths", "write", "explain", "list")
 MODEL = Path(foredraft.__path__[0]) / "models" / "sample-16m"
 
 
@@ -16,7 +17,7 @@ def test_two_engines_in_turns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, c
     monkeypatch.syspath_prepend(BENCHMARKS)
     out = tmp_path / "engines.jsonl"
     words = ["engines.py", "--model", str(MODEL), "--prompt-files", str(tmp_path / "none"), "--out", str(out)]
-    words += ["--tokens", "6", "--prompts", "1", "--scored", "40", "--only", "transformers float32*", "*float32 plain*"]
+    words += ["--tokens", "6", "--prompts", "1", "--scored", "40", "--only", "* float32 plain @1"]
     monkeypatch.setattr(sys, "argv", words)
     importlib.import_module("engines").main()
     lines = importlib.import_module("reading").read(out)
@@ -26,11 +27,46 @@ def test_two_engines_in_turns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, c
         ours, theirs = runs["foredraft float32 plain", task], runs["transformers float32 plain", task]
         assert ours["output"] == theirs["output"] and len(ours["output"]) == 6
         assert 0 < ours["first_seconds"] < ours["seconds"] and 0 < theirs["first_seconds"] < theirs["seconds"]
+    ours_of = {task: runs["foredraft float32 plain", task]["output"] for task in TASKS}
     ours, theirs = (next(line for line in lines["quality"] if line["arm"].startswith(name)) for name in ("f", "t"))
     assert ours["kl"] < 1e-6 and ours["perplexity"] == pytest.approx(theirs["perplexity"], rel=1e-4)
     told = capsys.readouterr().out
     assert "Skipped llama.cpp: install" in told and "Skipped OpenVINO" in told
     assert told.count("| foredraft float32 plain | 1 |") == 2
+    words += ["transformers float32 *", "*float32 default @1", "--few", "* default @1", "--prompts", "2"]
+    monkeypatch.setattr(sys, "argv", [*words, "--assistant", str(MODEL)])
+    importlib.import_module("engines").main()
+    lines = importlib.import_module("reading").read(out)
+    added = {(run["arm"], run["task"], run["prompt"]): run for run in lines["run"][12:]}
+    assert [key for key in added if "default" in key[0]] == [("foredraft float32 default", t, 0) for t in TASKS]
+    again = [(arm, task, number) for arm, task, number in added if arm == "transformers float32 plain"]
+    assert again == [("transformers float32 plain", "edit", 1)], "what was there has run again"
+    for mode in ("lookup", "assisted"):
+        theirs = added[f"transformers float32 {mode}", "edit", 0]
+        assert theirs["output"] == ours_of["edit"] and 1 <= theirs["first_tokens"] <= 6
+
+
+def test_defaults_against_the_best_mode_of_each_peer(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    tables = importlib.import_module("engine_tables")
+    speeds = {
+        "foredraft Q4_0 plain": (200, 200, 200),
+        "foredraft Q4_0 default": (400, 300, 150),
+        "llama.cpp Q4_0 plain": (100, 100, 200),
+        "llama.cpp Q4_0 lookup": (200, 150, 100),
+    }
+    runs = []
+    for arm, own in speeds.items():
+        for number, speed in enumerate(own):
+            run = {"arm": arm, "threads": 1, "task": "ab"[number == 2], "prompt": number, "output": [0] * 11}
+            runs.append({**run, "prompt_tokens": 5, "first_tokens": 1, "first_seconds": 1, "seconds": 1 + 10 / speed})
+    mine, peer = tables.comparisons({"run": runs})
+    assert (mine.theirs, peer.theirs) == ("foredraft Q4_0 plain", "llama.cpp Q4_0 lookup")
+    assert mine.ratios == pytest.approx([2, 1.5, 0.75]) and mine.slower == pytest.approx({"b": 0.75})
+    assert peer.ratio == pytest.approx(2) and peer.slower == {} and str(peer) == "2.00 (1.50 to 2.00)"
+    assert tables.users({"run": runs}).splitlines()[2] == (
+        "| foredraft Q4_0 default | foredraft Q4_0 plain | 1 | 1.50 (0.75 to 2.00) | b (0.75) |"
+    )
 
 
 def test_a_shape_with_random_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

@@ -1,4 +1,4 @@
-"""Worker: transformers' own ``generate``. Options: model, dtype, threads."""
+"""Worker: transformers' own ``generate``. Options: model, dtype, threads; lookup, tokens; draft, a folder."""
 
 import time
 
@@ -8,14 +8,14 @@ import transformers
 from protocol import Output, Worker, serve
 
 
-class FirstToken:
-    """A streamer that notes when the first token arrives; ``generate`` passes the prompt first."""
+class Arrivals:
+    """A streamer that notes when tokens arrive, and how many; ``generate`` passes the prompt first."""
 
     def __init__(self) -> None:
-        self.calls: list[float] = []
+        self.calls: list[tuple[float, int]] = []
 
     def put(self, tokens: torch.Tensor) -> None:
-        self.calls.append(time.perf_counter())
+        self.calls.append((time.perf_counter(), tokens.numel()))
 
     def end(self) -> None:
         pass
@@ -27,15 +27,21 @@ def load(options: dict) -> Worker:
     dtype = getattr(torch, options["dtype"])
     model = transformers.AutoModelForCausalLM.from_pretrained(options["model"], dtype=dtype).eval()
     model.generation_config.eos_token_id = None
+    mode = {"prompt_lookup_num_tokens": options["lookup"]} if "lookup" in options else {}
+    if "draft" in options:
+        draft = transformers.AutoModelForCausalLM.from_pretrained(options["draft"], dtype=dtype).eval()
+        draft.generation_config.eos_token_id = None
+        mode = {"assistant_model": draft}
 
     def generate(ids: list[int], tokens: int) -> Output:
-        inputs, streamer = torch.tensor([ids]), FirstToken()
+        inputs, streamer = torch.tensor([ids]), Arrivals()
         started = time.perf_counter()
-        mask = torch.ones_like(inputs)
+        mask, lengths = torch.ones_like(inputs), {"min_new_tokens": tokens, "max_new_tokens": tokens}
         out = model.generate(
-            inputs, attention_mask=mask, streamer=streamer, max_new_tokens=tokens, do_sample=False, pad_token_id=0
+            inputs, attention_mask=mask, streamer=streamer, do_sample=False, pad_token_id=0, **lengths, **mode
         )
-        return Output(out[0, len(ids) :].tolist(), streamer.calls[1] - started)
+        at, count = streamer.calls[1]
+        return Output(out[0, len(ids) :].tolist(), at - started, count)
 
     @torch.inference_mode()
     def logits(ids: list[int]) -> np.ndarray:
