@@ -1,6 +1,6 @@
 """Training batches: which windows a step reads, with the target's hidden states."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -77,11 +77,16 @@ class TrainBatches:
         chosen = self._taps if taps is None else taps
         return [self._read([int(window)], seed, chosen) for seed, window in enumerate(self._held_out[:count])]
 
-    def every(self, size: int, begin: int = 0) -> Iterator[tuple[list[int], TrainBatch]]:
-        """All windows from ``begin`` on, in order, in batches of ``size``, with the windows' numbers."""
-        for first in range(begin, len(self._trained) + HELD_OUT, size):
-            windows = list(range(first, min(first + size, len(self._trained) + HELD_OUT)))
-            yield windows, self._read(windows, 0, self._taps)
+    def windows(self, options: Any, processes: int) -> list[int]:
+        """The numbers of all windows that a run with these options reads, those held out included, in order."""
+        places = range(self.steps(options, processes) * options.accumulate * processes * options.batch)
+        return sorted({self._window(place, options.seed) for place in places} | set(self._held_out.tolist()))
+
+    def of(self, windows: Sequence[int], size: int) -> Iterator[tuple[list[int], TrainBatch]]:
+        """These windows in batches of ``size``, with their numbers."""
+        for first in range(0, len(windows), size):
+            some = list(windows[first : first + size])
+            yield some, self._read(some, 0, self._taps)
 
     def _window(self, place: int, seed: int) -> int:
         epoch, offset = divmod(place, len(self._trained))

@@ -2,7 +2,7 @@
 whose early exits draft."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -156,11 +156,12 @@ def _prune(run: DraftRun, name: str | None, shape: prune.PrunedShape) -> Path:
 def _boost(run: DraftRun, names: tuple[str, ...]) -> list[Path]:
     context, drafts = run.context, []
     rest = context.store
+    windows = context.batches((), run.loop).windows(run.loop, context.accelerator.num_processes)
     for name in names:
         _recipe(run, _load_draft(context, name))  # so that none is refused when those before it are trained
     for number, name in enumerate(names, start=1):
         folder = context.folder / str(number)
-        share = boost.share(rest, context.store, run.loop.length)
+        share = boost.share(rest, context.store, run.loop.length, windows)
         learns = round(share, 4)
         context.check_resume(
             _terms(run, {"drafts": [short(each) for each in names[:number]], "learns": learns}), folder
@@ -172,11 +173,13 @@ def _boost(run: DraftRun, names: tuple[str, ...]) -> list[Path]:
         run.report({"note": f"draft {number} of {len(names)} trains on {learns:.0%} of the data"})
         drafts.append(_train_model(run, recipe, folder, rest, {**notes, "learns": learns}))
         if number < len(names):
-            rest = _rest(run, recipe, rest, folder)
+            rest = _rest(run, recipe, rest, folder, windows)
     return drafts
 
 
-def _rest(run: DraftRun, recipe: DistilRecipe, store: TokenStore, folder: Path) -> TokenStore:
+def _rest(
+    run: DraftRun, recipe: DistilRecipe, store: TokenStore, folder: Path, windows: Sequence[int]
+) -> TokenStore:
     """The data of the next draft: one process computes it, the others and later runs read it."""
     model = recipe.net.model.bfloat16().float()  # rounded as it is saved
     path = folder / f"missed-{fingerprint(model)}-{run.options.easy:g}.npy"
@@ -185,7 +188,7 @@ def _rest(run: DraftRun, recipe: DistilRecipe, store: TokenStore, folder: Path) 
             return replace(store, counts=np.load(path))
         batches = run.context.batches(recipe.taps, run.loop, store)
         partial = path.with_suffix(".pt")
-        rest = boost.missed(store, recipe, batches, run.loop, run.options.easy, partial)
+        rest = boost.missed(store, recipe, batches, run.loop, run.options.easy, partial, windows=windows)
         atomic_write(path, lambda file: np.save(file, rest.counts))
         partial.unlink(missing_ok=True)
     return rest
