@@ -6,10 +6,10 @@
     python benchmarks/drafts.py shapes --prompts FILE       # deep and wide drafts of as many parameters
     python benchmarks/drafts.py cascades --prompts FILE     # calls of every model by drafter
 
-``train`` makes the models in --folder: three drafts distilled each by itself, three boosted ones, and one pruned draft
-of each shape, all on as many tokens. --only trains some of them, so that several processes share the work. The others
-write a line of JSON a cell into --out. Cells come in rounds of --texts prompts; a finished cell is not run again, and
---part-of 0/4 takes every fourth round.
+``train`` makes the models in --folder, all on as many tokens: three boosted drafts, of which the first learns all tokens
+as drafts alone do; two more that are distilled each by itself; and one pruned draft of each shape. --only trains some of
+them, so that several processes share the work. The others write a line of JSON a cell into --out. Cells come in rounds
+of --texts prompts; a finished cell is not run again, and --part-of 0/4 takes every fourth round.
 """
 
 import argparse
@@ -40,13 +40,13 @@ from foredraft.engine.request import Sequence as Request
 from foredraft.model.hf.causal_lm import CausalLM
 from foredraft.model.loading.load import load_model
 from foredraft.train.drafts.prune import PrunedShape
-from foredraft.train.drafts.run import run_drafts
+from foredraft.train.drafts.run import DRAFTS, run_drafts
 from foredraft.train.options import LoopOptions
 from foredraft.train.run_context import Data
 
 RESULTS = Path(__file__).resolve().parent / "results" / "drafts.jsonl"
-FAMILIES = {"alone": ("alone/1", "alone/2", "alone/3"), "boosted": ("boosted/1", "boosted/2", "boosted/3")}
-"""Folders of the drafts. The first boosted draft learns all tokens, as those alone do."""
+FAMILIES = {"alone": ("boosted/1", "alone/2", "alone/3"), "boosted": ("boosted/1", "boosted/2", "boosted/3")}
+"""Folders of the drafts. The first boosted draft learns all tokens, so it is the first one alone, too."""
 SHAPES = {
     "sample": {
         "wide": "layers=2",
@@ -81,11 +81,9 @@ def trainings(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
         starts = [new_draft(args, number) for number in (1, 2, 3)]
     else:
         starts = [args.start or args.draft] * 3
-    found: dict[str, dict[str, Any]] = {
-        f"alone/{number}": {"method": "draft", "drafts": (start,), "seed": number}
-        for number, start in enumerate(starts, start=1)
-    }
-    found["boosted"] = {"method": "boost", "drafts": tuple(starts), "seed": 1}
+    found: dict[str, dict[str, Any]] = {"boosted": {"method": "boost", "drafts": tuple(starts), "seed": 1}}
+    for number, start in enumerate(starts[1:], start=2):
+        found[f"alone/{number}"] = {"method": "draft", "drafts": (start,), "seed": number}
     for name, shape in SHAPES[named(args)].items():
         found[f"shape/{name}"] = {"method": "prune", "shape": PrunedShape.parse(shape), "seed": 1}
     return found
@@ -104,25 +102,40 @@ def new_draft(args: argparse.Namespace, number: int) -> str:
 
 
 def train(args: argparse.Namespace) -> None:
-    """Train what is not finished. The data's tokens are read once."""
-    data = Data(sources=tuple(args.data), cache=str(args.folder / "cache"))
+    """Train what is not finished. The data's tokens are read once, and the target's states of those with one seed."""
+    data = Data(sources=tuple(args.data), cache=str(args.folder / "cache"), store=args.store)
     for name, given in trainings(args).items():
         if args.only and name not in args.only:
             continue
         options = {"tokens": args.tokens, "batch": args.batch, "lr": args.lr, "seed": given.pop("seed")}
-        loop = LoopOptions(**options, validate=10**9, report=50, length=args.length, precision="fp32")
+        loop = LoopOptions(**options, validate=10**9, report=50, length=args.length)
         started, method = time.perf_counter(), given.pop("method")
+        recipe = {"share": args.share} | ({"samples": args.samples} if method == "prune" else {})
         run_drafts(
             method,
             args.target,
             args.folder / name,
             data,
             **given,
+            recipe_options=DRAFTS[method].options(**recipe),
             loop=loop,
             device="cpu" if args.device == "cpu" else None,
             report=lambda line, name=name: print(name, json.dumps(line), flush=True),
         )
         print(f"{name}: {time.perf_counter() - started:.0f} s", flush=True)
+
+
+def lessons(folder: Path) -> dict[str, dict[str, Any]]:
+    """Tokens that each finished model learned from, and how it agrees with the target on held-out ones."""
+    found = {}
+    for path in sorted(folder.glob("*/*/draft/provenance.json")):
+        run, origin = path.parent.parent, json.loads(path.read_text("utf-8"))
+        lines = map(json.loads, (run / "log.jsonl").read_text("utf-8").splitlines())
+        tokens = max(line["tokens"] for line in lines if "tokens" in line)
+        own = {"tokens": tokens, "agreement": origin["validation"]["agreement"]}
+        learns = {"learns": origin["learns"]} if "learns" in origin else {}
+        found[run.relative_to(folder).as_posix()] = own | learns
+    return found
 
 
 def made(args: argparse.Namespace, name: str) -> str:
@@ -131,12 +144,6 @@ def made(args: argparse.Namespace, name: str) -> str:
     if not folder.exists():
         raise SystemExit(f"{folder} is missing: run python benchmarks/drafts.py train first.")
     return str(folder)
-
-
-def trained(args: argparse.Namespace) -> dict[str, tuple[str, ...]]:
-    """The families of which all drafts are trained; those alone are needed."""
-    there = {family: all((args.folder / name / "draft").exists() for name in own) for family, own in FAMILIES.items()}
-    return {family: own for family, own in FAMILIES.items() if there[family] or family == "alone"}
 
 
 class Texts:
@@ -172,15 +179,15 @@ class Texts:
 def hits(texts: Texts, done: set[tuple]) -> Iterator[dict[str, Any]]:
     """The rank of each token of the target's texts among the choices of every draft and, at T > 0, the probability that
     SpecInfer's multi-step sampling accepts one of K tokens drawn from one, two or three drafts in turn."""
-    args, families = texts.args, trained(texts.args)
-    paths = {name: made(args, name) for names in families.values() for name in names}
+    args = texts.args
+    paths = {name: made(args, name) for names in FAMILIES.values() for name in names}
     target = load_model(args.target, dtype="float32", device=args.device).model
     drafts = {name: load_model(path, dtype="float32", device=args.device).model for name, path in paths.items()}
     for number, temperature in itertools.product(texts.rounds(), args.temperatures):
         if (*_base(args), temperature, number) in done:
             continue
         ranks: list[dict[str, str]] = []
-        accepted = {f"{family} {count}": [0.0] * CHOICES for family in families for count in (1, 2, 3)}
+        accepted = {f"{family} {count}": [0.0] * CHOICES for family in FAMILIES for count in (1, 2, 3)}
         for text in texts.run(texts.plain, temperature, number):
             ids = torch.tensor([[*text.prompt, *text.tokens]], device=target.device)
             places, new = slice(len(text.prompt) - 1, -1), ids[0, len(text.prompt) :]
@@ -190,12 +197,12 @@ def hits(texts: Texts, done: set[tuple]) -> Iterator[dict[str, Any]]:
             ranks.append({name: ranked(each, new) for name, each in q.items()})
             if temperature:
                 laws = {name: (each / temperature).softmax(-1) for name, each in q.items()}
-                for family, count in itertools.product(families, (1, 2, 3)):
-                    some = [laws[name] for name in families[family][:count]]
+                for family, count in itertools.product(FAMILIES, (1, 2, 3)):
+                    some = [laws[name] for name in FAMILIES[family][:count]]
                     sums = multi_step((p / temperature).softmax(-1), some)
                     total = accepted[f"{family} {count}"]
                     accepted[f"{family} {count}"] = [a + b for a, b in zip(total, sums, strict=True)]
-        tokens = sum(len(each["alone/1"]) for each in ranks)
+        tokens = sum(len(each["boosted/1"]) for each in ranks)
         sampled = {key: [round(x, 3) for x in sums] for key, sums in accepted.items()} if temperature else {}
         yield {"tokens": tokens, "ranks": ranks, "accepted": sampled, **_where(temperature, number)}
 
@@ -223,7 +230,7 @@ def trees(texts: Texts, done: set[tuple]) -> Iterator[dict[str, Any]]:
     """Acceptance of one, two and three drafts whose trees have as many nodes together before they are merged."""
     args = texts.args
     for number, (family, folders), (nodes, by_count) in itertools.product(
-        texts.rounds(), trained(args).items(), EXPANSIONS.items()
+        texts.rounds(), FAMILIES.items(), EXPANSIONS.items()
     ):
         for count, expansions in by_count.items():
             if count == 1 and family != "alone":
@@ -383,6 +390,9 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8, help="train: samples a step")
     parser.add_argument("--length", type=int, default=256, help="train: tokens of a sample")
     parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--share", type=float, default=1.0, help="train: of the positions that a step uses")
+    parser.add_argument("--samples", type=int, default=32, help="train: of the importance of parts that are pruned")
+    parser.add_argument("--store", type=float, default=0.0, help="train: gigabytes of the target's states on disk")
     parser.add_argument("--prompts", nargs="*", default=[], help="files of prompts, read in turns")
     parser.add_argument("--texts", type=int, default=8, help="of a round")
     parser.add_argument("--rounds", type=int, default=1)
@@ -400,7 +410,8 @@ def main() -> None:
     part, done = args.part, finished(args.out, args.part)
     with args.out.open("a", encoding="utf-8") as file:
         command = f"python benchmarks/drafts.py {shlex.join(sys.argv[1:])}"
-        file.write(json.dumps(provenance(command)) + "\n")
+        facts = {"target": named(args), "lessons": lessons(args.folder)}
+        file.write(json.dumps(provenance(command, **facts)) + "\n")
         for cell in PARTS[part](Texts(args), done):
             target, start = _base(args)
             file.write(json.dumps({"kind": part, "target": target, "start": start, **cell}) + "\n")

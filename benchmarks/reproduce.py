@@ -143,12 +143,18 @@ def tune(inputs: Inputs) -> list[Command]:
 def drafts(inputs: Inputs) -> list[Command]:
     """Several drafts for one tree, deep and wide drafts, cascades: with training."""
     names = ("gsm8k_train", "self_dialogue", "the_algorithms_python")
-    data = [inputs.corpus / f"{name}.jsonl.xz" for name in names]
-    words, files = ["--folder", STATE / "drafts"], ["--prompts", *questions(inputs)]
-    measured = [("hits", 12), ("trees", 12), ("shapes", 2), ("cascades", 2)]
+    learned = ["--share", "0.5", "--store", "4", "--data", *(inputs.corpus / f"{name}.jsonl.xz" for name in names)]
+    several, files = ["--folder", STATE / "drafts"], ["--prompts", *questions(inputs)]
+    shaped = ["--folder", STATE / "shapes", "--target", inputs.models / "target-65m"]
+    shaped += ["--draft", inputs.models / "draft-6m"]
+    boosted, pruned = ("boosted", "alone/2", "alone/3"), ("shape/wide", "shape/middle", "shape/deep")
     return [
-        script("drafts", "train", *words, "--data", *data, "--tokens", "4000000"),
-        *(script("drafts", part, *words, *files, "--rounds", rounds) for part, rounds in measured),
+        script("drafts", "train", *several, "--only", *boosted, "--tokens", "500000", *learned),
+        script("drafts", "train", *shaped, "--only", *pruned, "--tokens", "300000", "--samples", "8", *learned),
+        script("drafts", "hits", *several, *files, "--rounds", "3"),
+        script("drafts", "trees", *several, *files),
+        script("drafts", "shapes", *shaped, *files, "--texts", "6", "--new-tokens", "64"),
+        script("drafts", "cascades", *shaped, *files),
     ]
 
 
@@ -302,9 +308,9 @@ PARTS = {
     ),
     "drafts": Part(
         "merged trees, deep and wide drafts, cascades: methods/specinfer.md, pruned_drafts.md, cascade.md",
-        40.0,
+        2.0,
         ("drafts.jsonl",),
-        lambda i: (i.corpus, i.prompts),
+        lambda i: (i.corpus, i.prompts, i.models),
         drafts,
     ),
     "triforce": Part(

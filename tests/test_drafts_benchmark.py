@@ -91,6 +91,17 @@ def test_the_best_expansion_of_merged_trees_is_shown(
     assert "| 12 nodes: 1 draft | 4.00 (4.00 to 4.00), 2x1 |" in tables.specinfer()
 
 
+def test_lessons_are_those_of_finished_models(tool: ModuleType, tmp_path: Path):
+    for name, validation in (("alone/2", {}), ("boosted/2", {"learns": 0.25})):
+        (tmp_path / name / "draft").mkdir(parents=True)
+        origin = {"validation": {"agreement": 0.5}, **validation}
+        (tmp_path / name / "draft" / "provenance.json").write_text(json.dumps(origin))
+        (tmp_path / name / "log.jsonl").write_text('{"tokens": 10}\n{"tokens": 20}\n{"resumed": 1}\n')
+    (tmp_path / "alone" / "3").mkdir()
+    own = {"tokens": 20, "agreement": 0.5}
+    assert tool.lessons(tmp_path) == {"alone/2": own, "boosted/2": {**own, "learns": 0.25}}
+
+
 def test_throughput_is_acceptance_over_the_time_of_a_step(
     tables: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
