@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, final
+from unittest.mock import PropertyMock, patch
 
 import torch
 from acceptance_tables import PICKED, PLAIN, RATIO, RESULTS, SHARED, tables
@@ -38,7 +39,7 @@ from seeded_texts import run_texts, tokenized
 import foredraft
 from foredraft.bench.measure.records import digest
 from foredraft.core.draft import Draft
-from foredraft.core.drafter import Plan, View
+from foredraft.core.drafter import Plan, StepOut, View
 from foredraft.core.errors import DrafterError
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.verify import RULES
@@ -47,9 +48,14 @@ from foredraft.engine.generator import Generator
 from foredraft.engine.policy import Constant
 from foredraft.engine.request import Sequence as Request
 from foredraft.files.provenance import shortened
+from foredraft.model.base import TargetModel
+from foredraft.model.kv.cache import SlotCache
+from foredraft.model.kv.masks import StepIn
 
 CHAINS = (4, 8)
 """Lengths of chains of EAGLE-1, on which traversal is block verification and recursive rejection token verification."""
+NONE = 0
+"""A token after a text's end."""
 LARGE = 60
 """Nodes of trees that take most of the time, and so come later."""
 GREEDY, SAMPLED, DRAWN = 3, 6, 12
@@ -58,6 +64,8 @@ BESIDE = 12
 """Other nodes with laws: a level of a draft, and what static trees have beyond the size of their name."""
 Key = tuple[str, str, str, float, str]
 """Method, size, rule, temperature, task."""
+Prompt = tuple[str, int, list[int]]
+"""Task, number in it, tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +83,11 @@ class Cell:
         return self.rule in RULES
 
     @property
-    def rank(self) -> tuple[bool, bool, bool, int]:
-        """Those of low rank matter more: plain decoding; temperatures 0 and 1; small trees; shared noise."""
+    def rank(self) -> tuple[bool, bool, bool, bool, int]:
+        """Those of low rank come first: plain decoding; what can be replayed; temperatures 0 and 1; small trees."""
         rules = (SHARED, *RATIO.get(self.method, ()), PICKED)
         large = self.size == str(LARGE)
-        return self.method != PLAIN, self.temperature not in (0, 1), large, rules.index(self.rule)
+        return self.method != PLAIN, self.draws, self.temperature not in (0, 1), large, rules.index(self.rule)
 
     def key(self, task: str) -> Key:
         return self.method, self.size, self.rule, self.temperature, task
@@ -111,12 +119,43 @@ class Picked(DrafterWrapper):
         return super().propose(view.as_greedy(), plan)
 
 
+class RecordedText:
+    """A text's tokens, prompt included, and the target's states at each; stands in for the forwards of the target.
+
+    ``replayed`` is for one row, on a target whose tokens the host chooses.
+    """
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self._tokens = torch.tensor([tokens])
+        self._next = torch.cat([self._tokens[0, 1:], torch.tensor([NONE])]).float()  # exact below 2**24
+        self._states: dict[int, torch.Tensor] = {}
+
+    @contextlib.contextmanager
+    def replayed(self, target: TargetModel) -> Iterator[None]:
+        """A context in which the target's forwards are those of this text, as far as nodes are on its path."""
+        if missing := target.empty_hidden().keys() - self._states.keys():
+            self._states |= target.read(self._tokens, sorted(missing))
+
+        def compute(step: StepIn, cache: SlotCache, keep: torch.Tensor | None = None) -> StepOut:
+            places = step.positions[0].clamp(max=len(self._next) - 1)
+            hidden = {layer: self._states[layer][:, places] for layer in target.empty_hidden()}
+            return StepOut(self._next[places if keep is None else places[keep]][None, :, None], hidden)
+
+        def choose(tokens: torch.Tensor, row: int, node: int, *noise: float) -> int:
+            return int(tokens[row, node, 0])
+
+        chooses = patch.object(type(target), "choose", PropertyMock(return_value=choose))
+        with patch.object(target, "compute", compute), chooses:
+            yield
+
+
 class Bench:
     """The target and the prompts of one process; each is made when it is first needed."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._args = args
         self._cache, self._laws = (int(share * args.gigabytes * 2**30) for share in (0.25, 0.75))
+        self._recorded: dict[float, dict[tuple[str, int], RecordedText]] = {}  # by temperature, task and number
 
     @cached_property
     def plain(self) -> Generator:
@@ -177,11 +216,32 @@ class Bench:
         """The texts of all prompts by task. Long prompts come last: all rows of a cache are as long as the longest."""
         prompts = [(task, number, ids) for task in tasks for number, ids in enumerate(self.prompts[task])]
         prompts.sort(key=lambda each: len(each[2]))
-        params = SamplingParams(max_new_tokens=self._args.output_tokens, temperature=cell.temperature)
-        seeds = [zlib.crc32(f"{task} {number}".encode()) for task, number, _ in prompts]
-        texts = run_texts(generator, [ids for *_, ids in prompts], params, seeds)
+        if self._args.weights and cell.rule in (SHARED, PICKED) and cell.method != PLAIN:
+            texts = self._replayed(generator, prompts, cell.temperature)
+        else:
+            texts = self._decoded(generator, prompts, cell.temperature)
         found = {(task, number): text for (task, number, _), text in zip(prompts, texts, strict=True)}
         return {task: [found[task, number] for number in range(len(self.prompts[task]))] for task in tasks}
+
+    def _decoded(
+        self, generator: Generator, prompts: Sequence[Prompt], temperature: float, **options: Any
+    ) -> list[Request]:
+        params = SamplingParams(max_new_tokens=self._args.output_tokens, temperature=temperature, **options)
+        seeds = [zlib.crc32(f"{task} {number}".encode()) for task, number, _ in prompts]
+        return run_texts(generator, [ids for *_, ids in prompts], params, seeds)
+
+    def _replayed(self, generator: Generator, prompts: Sequence[Prompt], temperature: float) -> list[Request]:
+        """What this generator would decode, without forwards of the target."""
+        recorded = self._recorded.setdefault(temperature, {})
+        missing = [prompt for prompt in prompts if prompt[:2] not in recorded]
+        plain = self._decoded(self.plain, missing, temperature, eos_token_id=())  # a step may go beyond the end
+        for (task, number, ids), text in zip(missing, plain, strict=True):
+            recorded[task, number] = RecordedText([*ids, *text.tokens])
+        texts = []
+        for prompt in prompts:
+            with recorded[prompt[:2]].replayed(generator.engine.target):
+                texts += self._decoded(generator, [prompt], temperature)
+        return texts
 
 
 def shown(text: Request, draws: bool) -> list[Any]:

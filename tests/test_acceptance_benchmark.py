@@ -13,6 +13,8 @@ import torch
 
 import foredraft
 from foredraft.bench.check import draft_always
+from foredraft.model.native.model import NativeLM
+from native import needs_compiler
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 MODELS = Path(foredraft.__path__[0]) / "models"
@@ -81,17 +83,36 @@ def test_every_arm_with_every_rule_writes_plain_decodings_texts(
     assert "| blockwise: block over token verification | 1 | " in text
 
 
+@needs_compiler
+def test_replays_are_what_would_be_decoded(tool: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    words = ("--tasks", "gsm8k", "--weights", "int8", "--only", *METHODS, "--output-tokens", "24", "--batch", "1")
+    forwards, compute = [0], NativeLM.compute
+
+    def counted(*given: Any) -> Any:
+        forwards[-1] += 1
+        return compute(*given)
+
+    monkeypatch.setattr(NativeLM, "compute", counted)
+    replayed = run(tool, monkeypatch, tmp_path / "replayed", *words)
+    forwards.append(0)
+    monkeypatch.setattr(tool.Bench, "_replayed", lambda bench, *given: bench._decoded(*given))
+    assert run(tool, monkeypatch, tmp_path / "decoded", *words) == replayed
+    assert any(sum(text[2]) for line in replayed for text in line["texts"])
+    assert 0 < forwards[0] < forwards[1]
+
+
 def test_what_matters_most_comes_first(tool: Any):
     found = tool.cells({"eagle3": "HEAD", "medusa": "OTHER"}, [0, 0.6, 1], [4, 60])
     places = {(cell.method, cell.size, cell.rule, cell.temperature): place for place, cell in enumerate(found)}
     order = [
         ("none", "", "shared noise", 0.6),
         ("eagle3", "4", "shared noise", 1),
-        ("medusa", "4", "traversal", 1),
-        ("eagle3", "4", "picked", 1),
+        ("medusa", "4", "picked", 1),
         ("eagle3", "60", "shared noise", 0),
         ("eagle3", "60", "picked", 1),
         ("eagle3", "4", "shared noise", 0.6),
+        ("medusa", "4", "traversal", 1),
+        ("eagle3", "60", "traversal", 1),
     ]
     assert [places[each] for each in order] == sorted(places[each] for each in order)
     assert len(places) == len(found) and all(cell.size in ("", "4", "60") for cell in found)
