@@ -4,7 +4,7 @@
     python benchmarks/drafts.py hits --prompts FILE         # SpecInfer: is the target's token among the first K?
     python benchmarks/drafts.py trees --prompts FILE        # SpecInfer: merged trees of one to three drafts
     python benchmarks/drafts.py shapes --prompts FILE       # deep and wide drafts of as many parameters
-    python benchmarks/drafts.py cascades --prompts FILE     # calls of every model by drafter
+    python benchmarks/drafts.py cascades --prompts FILE     # calls of every model by drafter, and time
 
 ``train`` makes the models in --folder, all on as many tokens: three boosted drafts, of which the first learns all tokens
 as drafts alone do; two more that are distilled each by itself; and one pruned draft of each shape. --only trains some of
@@ -253,6 +253,12 @@ def counted(found: Sequence[Request]) -> list[list[int]]:
     return [[len(each.tokens), each.stats.target_forwards, each.stats.drafted] for each in found]
 
 
+def timed(found: Sequence[Request]) -> list[list[float]]:
+    """The same, and seconds after the prompt."""
+    times = [each.stats.seconds - each.stats.prefill_seconds for each in found]
+    return [[*line, round(each, 4)] for line, each in zip(counted(found), times, strict=True)]
+
+
 def shapes(texts: Texts, done: set[tuple]) -> Iterator[dict[str, Any]]:
     """Deep and wide drafts of as many parameters: acceptance, time, and latencies by themselves, one text at a time."""
     args = texts.args
@@ -267,9 +273,7 @@ def shapes(texts: Texts, done: set[tuple]) -> Iterator[dict[str, Any]]:
         for (name, length), generator in generators.items():
             if (*_base(args), name, length, temperature, number) not in done:
                 found = texts.run(generator, temperature, number, together=False)
-                times = [each.stats.seconds - each.stats.prefill_seconds for each in found]
-                lines = [[*line, round(each, 4)] for line, each in zip(counted(found), times, strict=True)]
-                yield {"shape": name, "length": length, **_where(temperature, number), "texts": lines}
+                yield {"shape": name, "length": length, **_where(temperature, number), "texts": timed(found)}
     if texts.rounds().start == 0:
         yield from latencies(generators, args)
 
@@ -328,7 +332,7 @@ def cascaded(draft: str, middle: str) -> dict[str, str]:
 
 
 def cascades(texts: Texts, done: set[tuple]) -> Iterator[dict[str, Any]]:
-    """Acceptance, and forwards of every model after the prompt, one text at a time."""
+    """Acceptance, time, and forwards of every model after the prompt, one text at a time."""
     args = texts.args
     middle = args.middle or made(args, "shape/wide")
     calls: Counter[int] = Counter()
@@ -349,7 +353,7 @@ def cascades(texts: Texts, done: set[tuple]) -> Iterator[dict[str, Any]]:
                     calls.clear()
                     found = texts.run(generator, heat, number, together=False)
                     levels = {str(parameters): count for parameters, count in sorted(calls.items(), reverse=True)}
-                    yield {"arm": name, **_where(heat, number), "texts": counted(found), "calls": levels}
+                    yield {"arm": name, **_where(heat, number), "texts": timed(found), "calls": levels}
 
 
 def _base(args: argparse.Namespace) -> tuple[str, str]:
