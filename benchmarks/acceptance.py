@@ -216,7 +216,7 @@ class Bench:
         """The texts of all prompts by task. Long prompts come last: all rows of a cache are as long as the longest."""
         prompts = [(task, number, ids) for task in tasks for number, ids in enumerate(self.prompts[task])]
         prompts.sort(key=lambda each: len(each[2]))
-        if self._args.weights and cell.rule in (SHARED, PICKED) and cell.method != PLAIN:
+        if self._args.weights and not cell.draws:
             texts = self._replayed(generator, prompts, cell.temperature)
         else:
             texts = self._decoded(generator, prompts, cell.temperature)
@@ -344,6 +344,7 @@ def main() -> None:
         every = [cell for cell in every if cell.method in (PLAIN, *args.only)]
     todo = {cell: own for cell in every if (own := [task for task in args.tasks if cell.key(task) not in done])}
     facts: dict[str, Any] = {"dtype": args.weights or args.dtype, "new_tokens": args.output_tokens}
+    facts["replayed"] = args.weights is not None
     if args.device != "cpu":
         os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # shapes vary
         facts["gpu"] = torch.cuda.get_device_name()

@@ -94,6 +94,12 @@ class Results:
         ours, theirs = self.texts.get(cell, {}), self.texts.get(other, {})
         return [pair for task in ours for pair in zip(ours[task], theirs.get(task, []), strict=False)]
 
+    def beside_plain(self, cell: Cell) -> list[tuple[Run, Run]]:
+        """The texts of a cell that should be plain decoding's, with those."""
+        if cell[0] == PLAIN or cell[2] not in (SHARED, PICKED):
+            return []
+        return self.pairs(cell, (PLAIN, "", SHARED, cell[3]))
+
 
 def _run(line: dict[str, Any], tokens: int, forwards: int, reached: Sequence[int], digest: str = "") -> Run:
     return Run(digest, line["task"], (), tokens=tokens, forwards=forwards, accepted_by_depth=tuple(reached))
@@ -192,16 +198,17 @@ def by_arm(results: Results, temperature: float) -> str:
 
 def notes(results: Results) -> str:
     """What the tables rest on."""
-    compared = same = 0
-    for cell in results.texts:
-        if cell[0] != PLAIN and cell[2] in (SHARED, PICKED):
-            pairs = results.pairs(cell, (PLAIN, "", SHARED, cell[3]))
-            compared, same = compared + len(pairs), same + sum(ours.arm == plain.arm for ours, plain in pairs)
     shown = ", ".join(f"{task} {share:.2f}" for task, share in results.repeated.items())
     commits = list(dict.fromkeys(each["commit"][:9] for each in results.origins))
     origin = results.origins[-1] | ({"commits": f"commits {', '.join(commits)}"} if len(commits) > 1 else {})
+    if origin.get("replayed"):
+        texts = "With shared noise and picked, drafters are replayed on plain decoding's texts, from recorded states."
+    else:
+        same = [ours.arm == plain.arm for cell in results.texts for ours, plain in results.beside_plain(cell)]
+        texts = "Texts equal to plain decoding's of the same seed, with shared noise and picked: "
+        texts += f"{sum(same)} of {len(same)}."
     return (
-        f"Texts equal to plain decoding's of the same seed, with shared noise and picked: {same} of {compared}. "
+        f"{texts} "
         f"Share of repeated 4-grams in greedy answers: {shown}. {origin_line(origin, origin['dtype'])}. Made by "
         "`benchmarks/acceptance.py`, with the options in "
         "[acceptance.jsonl](../benchmarks/results/acceptance.jsonl)."
