@@ -58,6 +58,7 @@ NETS: specs.Heads = {
     "medusa": lambda target: heads.medusa(target, heads=2),
     "hydra++": lambda target: heads.hydra(target, heads=2, prefix=True),
     "blockwise": lambda target: heads.blockwise(target, heads=2),
+    "glide": heads.glide,
 }
 HEADS = {
     "eagle1": "eagle1:eagle,tree=3x2",
@@ -66,6 +67,7 @@ HEADS = {
     "medusa": "medusa:medusa,tree=2x2",
     "hydra": "hydra:hydra++,tree=2x2",
     "blockwise": "blockwise:blockwise",
+    "glide": "glide:glide,nodes=4,depth=2,top_k=2",
 }
 """Methods with heads, whose weights are random."""
 

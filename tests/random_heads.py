@@ -13,6 +13,7 @@ import tiny
 from foredraft.core.drafter import Drafter
 from foredraft.heads.formats.block import block_like, rotary_of
 from foredraft.heads.nets.eagle import Eagle, Eagle3, Eagle3Config, EagleConfig
+from foredraft.heads.nets.glide import Glide, GlideConfig
 from foredraft.heads.nets.hydra import Hydra, HydraConfig
 from foredraft.heads.nets.medusa import Blockwise, BlockwiseConfig, Medusa, MedusaConfig
 from foredraft.model.hf.causal_lm import CausalLM
@@ -101,6 +102,12 @@ def hydra(target: CausalLM, *, heads: int = 3, layers: int = 1, prefix: bool = F
     return Hydra(config, rotary_of(shape) if prefix else None, parts)
 
 
+@seeded
+def glide(target: CausalLM, **block: Any) -> Glide:
+    shape = block_like(target.config, **block)
+    return Glide(GlideConfig(block=shape, layer=target.layers - 1), rotary_of(shape), target.parts())
+
+
 HEADS: specs.Heads = {
     "eagle": eagle,
     "eagle3": eagle3,
@@ -108,6 +115,7 @@ HEADS: specs.Heads = {
     "hydra": hydra,
     "hydra++": functools.partial(hydra, prefix=True),
     "blockwise": blockwise,
+    "glide": glide,
 }
 """A head of each kind; the names stand for paths in specs."""
 PART, COPY = "[draft_model:target,num_assistant_tokens=3]", "[max_gram,num_assistant_tokens=2]"

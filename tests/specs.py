@@ -54,6 +54,10 @@ class InMemory(BuildContext):
     def model_of_any_tokenizer(self, path: str) -> DraftModelFiles:
         return DraftModelFiles(self.models[path], strangers(self.vocab_size)[1])
 
+    @property
+    def names_head(self) -> bool:
+        return self.path in self.heads
+
     def head(self, rope_theta: float | None = None, taps: tuple[int, ...] | None = None) -> Any:
         return self.heads[self.path](self.target)
 

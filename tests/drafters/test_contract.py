@@ -20,7 +20,7 @@ from foredraft.core.rng import derive_seeds
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.tree import TokenTree
 from foredraft.drafters import METHODS
-from foredraft.drafters.common.draft_runner import DraftRunner
+from foredraft.drafters.common.draft_runner import DraftRunner, ModelTreeDrafter
 from foredraft.drafters.common.feature_cache import FeatureCache
 from foredraft.drafters.common.last_hidden import LastHidden
 from foredraft.drafters.common.partial_cache_sync import PartialCacheSync
@@ -33,6 +33,7 @@ from foredraft.engine.generator import Generator
 from foredraft.engine.nested_loop import NestedLoop
 from foredraft.engine.policy import Constant, Policy
 from foredraft.engine.step import StepResult
+from foredraft.heads.glide_model import GlideLM
 from foredraft.model.hf.causal_lm import CausalLM
 from foredraft.model.kv.cache import SlotCache
 from foredraft.model.partial.model import PartialLM
@@ -84,6 +85,8 @@ def shared_cache(drafter: Drafter) -> SlotCache | None:
     """The target's cache, of a drafter that shares it."""
     if isinstance(drafter, SelfSpeculativeDrafter):
         return drafter.cache
+    if isinstance(drafter, ModelTreeDrafter) and isinstance(drafter._runner.model, GlideLM):
+        return drafter._runner.model.target_cache
     return drafter.full if isinstance(drafter, TriForce) else None
 
 
@@ -269,7 +272,7 @@ def test_admit_and_release_leave_no_trace(name: str, options: dict[str, Any]):
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in VARIANTS if name.split()[0] in ("eagle3", "medusa", "hydra", "opt_tree", "cape")]
+    "name", [name for name in VARIANTS if name.split()[0] in ("eagle3", "medusa", "hydra", "opt_tree", "cape", "glide")]
 )
 def test_of_fewer_nodes_the_likeliest_are_drafted(name: str):
     drafter = build(name, target(), near())

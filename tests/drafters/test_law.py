@@ -54,7 +54,7 @@ TABLE = [
     ("eagle1", "temperature", MANY),
     *[("eagle1", setting, SOME) for setting in ("top_k", "cutoffs", "history")],
     *[(name, "temperature", SOME) for name in laws.HEADS if name != "eagle1"],
-    *[(name, "history", SOME) for name in ("eagle3", "hydra")],
+    *[(name, "history", SOME) for name in ("eagle3", "hydra", "glide")],
     *[(name, setting, LESS) for name in ("specinfer", "specinfer apart") for setting in ("temperature", "history")],
     *[("sequoia", setting, LESS) for setting in ("temperature", "cutoffs", "history")],
     ("opt_tree", "temperature", LESS),

@@ -70,6 +70,7 @@ RECIPES: dict[str, tuple[str, ...]] = {
     "hydra": ("--heads", "2"),
     "hydra++": ("--heads", "2"),
     "blockwise": ("--heads", "2"),
+    "glide": ("--recipe", "block=3"),
     "draft": ("--draft", "DRAFT"),
     "prune": ("--shape", "layers=1,heads=2", "--recipe", "samples=12"),
     "prune by masks": ("--shape", "layers=1,heads=2", "--recipe", "by=masks", "--recipe", "mask_tokens=1024"),

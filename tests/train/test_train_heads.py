@@ -6,12 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 from trainees import assert_same_gradients, assert_unbiased, lesson, target
+from transformers import DynamicCache
 
 import random_heads as heads
 from foredraft.core.errors import OptionError
 from foredraft.core.target_parts import FINAL
 from foredraft.heads.nets.hydra import Hydra
-from foredraft.train.heads import eagle, medusa_hydra as recipes
+from foredraft.model.partial.skipping import LastLayer
+from foredraft.train.heads import eagle, glide, medusa_hydra as recipes
 from foredraft.train.heads.recipes import RECIPES
 from foredraft.train.recipe import Recipe, TrainBatch
 
@@ -22,7 +24,7 @@ AHEAD = {
     "hydra": heads.hydra,
     "hydra++": lambda of: heads.hydra(of, prefix=True, layers=2),
 }
-NETS = {**AHEAD, "eagle": heads.eagle, "eagle3": heads.eagle3}
+NETS = {**AHEAD, "eagle": heads.eagle, "eagle3": heads.eagle3, "glide": heads.glide}
 
 
 def made(name: str, **shape: Any) -> Any:
@@ -134,10 +136,94 @@ def test_eagles_noise_is_uniform_around_nothing_and_only_on_what_is_read():
     assert read[0].mean().abs() < 0.1 * most and abs(float(read[0].std()) - most / 3**0.5) < 0.05 * most
 
 
-@pytest.mark.parametrize("name", ["eagle", "eagle3", "medusa", "hydra++"])
+def glide_of(net: Any, **options: Any) -> glide.GlideRecipe:
+    return glide.GlideRecipe(net, glide.Options(**{"share": 1.0, **options}), target(double=True))
+
+
+def slow_glide(net: Any, of: TrainBatch, starts: Tensor) -> Tensor:
+    """Row j reads token j and, of the target's last layer, the keys of the tokens before ``starts[text, j]``."""
+    lm, said = target(double=True), []
+    for text, tokens in enumerate(of.tokens):
+        cache = DynamicCache()
+        final = lm.model.model(input_ids=tokens[None], past_key_values=cache, use_cache=True)[0]
+        keys, values = cache.layers[-1].keys, cache.layers[-1].values
+        for row in range(len(tokens)):
+            if not of.weights[text, row]:
+                continue
+            end = int(starts[text, row])
+
+            def verified(query: Tensor, end: int = end, keys: Tensor = keys, values: Tensor = values) -> Tensor:
+                if not end:
+                    return torch.zeros_like(query.transpose(1, 2))
+                share = query.shape[1] // keys.shape[1]
+                k, v = (each[:, :, :end].repeat_interleave(share, 1) for each in (keys, values))
+                return ((query[:, :, -1:] @ k.transpose(2, 3) / query.shape[-1] ** 0.5).softmax(-1) @ v).transpose(1, 2)
+
+            place = torch.arange(row + 1)[None]
+            states = net(tokens[None, : row + 1], place, causal, verified)[0, -1]
+            p = net.target.head(final[0, row]).softmax(-1)
+            said.append(-(p * net.logits(states).log_softmax(-1)).sum())
+    return torch.stack(said).mean()
+
+
+@pytest.mark.parametrize("block", [1, 3, 6])
+def test_glide_sees_the_targets_keys_of_the_tokens_before_its_block(block: int):
+    net = made("glide")
+    of = lesson(target(double=True), (net.config.layer,), batch=3, length=11)
+    offsets = torch.randint(block, (3, 1), generator=of.rng())
+    place = torch.arange(11)
+    starts = (place - (place + offsets) % block).clamp(min=0)
+    assert len(set(offsets.flatten().tolist())) > 1 or block == 1
+    said = glide_of(net, block=block)(of)
+    assert_same_gradients(net, said["loss"], slow_glide(net, of, starts))
+    assert set(said) == {"loss", "length", *(f"hit_{age}" for age in range(block))}
+
+
+def test_what_the_target_writes_after_the_block_has_begun_is_not_seen(monkeypatch: pytest.MonkeyPatch):
+    """Other keys there change nothing; other keys before it do."""
+    net, block = made("glide"), 4
+    of = lesson(target(double=True), (net.config.layer,), batch=1, length=12, all_count=True)
+    offset = int(torch.randint(block, (1, 1), generator=of.rng()))
+    begin = 8 - (8 + offset) % block  # of the block of token 8
+    recipe, found = glide_of(net, block=block), []
+    logits = net.logits
+    monkeypatch.setattr(net, "logits", lambda states: found.append(states.detach()) or logits(states))
+    for first in (12, begin, begin - 1):
+        last = recipe._last
+
+        def other(tokens: Tensor, states: Tensor, last: Any = last, first: int = first) -> Any:
+            keys, values, final = last(tokens, states)
+            keys[:, :, first:] += 1.0
+            values[:, :, first:] += 1.0
+            return LastLayer(keys, values, final)
+
+        monkeypatch.setattr(recipe, "_last", other)
+        recipe(of)
+        monkeypatch.setattr(recipe, "_last", last)
+    own = slice(begin, begin + block)
+    assert torch.equal(found[0][0, own], found[1][0, own])
+    assert not torch.allclose(found[0][0, own], found[2][0, own])
+    assert not torch.allclose(found[0][0, begin + block :], found[1][0, begin + block :]) or begin + block >= 12
+
+
+def test_a_share_of_glides_rows_estimates_without_bias():
+    net = made("glide")
+    once = lesson(target(double=True), (net.config.layer,), batch=1, length=12, all_count=True)
+    assert_unbiased(glide_of(net, block=1), glide_of(net, block=1, share=0.3), once, most_error=0.06)
+
+
+def test_glide_is_told_how_to_fail():
+    with pytest.raises(OptionError, match="block must be 1 or more"):
+        glide.Options(block=0)
+    with pytest.raises(OptionError, match="Samples of 5 tokens are too short for blocks of 6: raise --length"):
+        glide.Options().check_length(5, 4)
+
+
+@pytest.mark.parametrize("name", ["eagle", "eagle3", "medusa", "hydra++", "glide"])
 def test_computing_again_gives_the_same_gradients(name: str):
     net, kind = made(name), RECIPES[name]
-    pair = [kind.recipe(net, kind.options(share=0.5, recompute=again)) for again in (False, True)]
+    of, options = target(double=True), [kind.options(share=0.5, recompute=again) for again in (False, True)]
+    pair = [kind.trained(net, of, each) for each in options]
     of = lesson(target(double=True), pair[0].taps)
     said = [recipe(of) for recipe in pair]
     assert_same_gradients(net, said[1]["loss"], said[0]["loss"], tolerance=1e-12)

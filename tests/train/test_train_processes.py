@@ -16,7 +16,7 @@ from foredraft.core.errors import OptionError
 from foredraft.train import devices
 from processes import environment, torchrun, two_processes
 
-HEADS = ("eagle", "eagle3", "medusa", "medusa2", "hydra++", "blockwise")
+HEADS = ("eagle", "eagle3", "medusa", "medusa2", "hydra++", "blockwise", "glide")
 TWO = """
 import shutil, sys
 from dataclasses import replace

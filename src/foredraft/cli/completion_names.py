@@ -7,7 +7,7 @@ from foredraft.train.options import PRECISIONS
 
 FORMATS = ("eagle", "sglang", "speculators", "medusa", "hydra", "foredraft")
 """The names in ``formats.FORMATS``; a test compares them, as for the lists below."""
-HEADS = ("eagle", "eagle3", "medusa", "medusa2", "hydra", "hydra++", "blockwise")
+HEADS = ("eagle", "eagle3", "medusa", "medusa2", "hydra", "hydra++", "blockwise", "glide")
 MODELS = ("draft", "prune", "boost", "early_exit")
 """Recipes of ``foredraft train``, from ``train.heads.recipes.RECIPES`` and ``train.drafts.run.DRAFTS``."""
 RECIPES = (*HEADS, *MODELS)

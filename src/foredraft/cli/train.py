@@ -92,8 +92,8 @@ def command(
 ) -> None:
     """Train a draft head or a draft model for a target.
 
-    Heads: eagle, eagle3, medusa, medusa2, hydra, hydra++, blockwise. Models: draft (distilled from the target), prune
-    (pruned from a larger model, then distilled), boost (several, each trained on the errors of the earlier ones),
+    Heads: eagle, eagle3, medusa, medusa2, hydra, hydra++, blockwise, glide. Models: draft (distilled from the target),
+    prune (pruned from a larger model, then distilled), boost (several, each trained on the errors of the earlier ones),
     early_exit (a copy of the target whose first layers draft). The same command resumes an interrupted run and reaches
     the same weights.
     """

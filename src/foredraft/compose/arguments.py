@@ -205,7 +205,9 @@ def as_spec(source: Any, drafter: AnyDrafter) -> Spec | Drafter:
 
 def names_draft(spec: Spec | Drafter) -> bool:
     """True if building the spec loads a draft model by its path; trained heads do not count."""
-    return isinstance(spec, Spec) and spec.path is not None and spec.model is None and not METHODS[spec.name].heads
+    if not isinstance(spec, Spec) or spec.path is None or spec.model is not None:
+        return False
+    return not METHODS[spec.name].heads or "small model" in METHODS[spec.name].needs
 
 
 def _from_text(source: Any, text: str) -> Spec:

@@ -10,10 +10,10 @@ from foredraft.compose.arguments import as_spec
 from foredraft.compose.spec import Spec, build_function, find
 from foredraft.core.draft import Law
 from foredraft.core.drafter import Rewindable, drafter_fault
-from foredraft.core.errors import DrafterError, ForedraftError
+from foredraft.core.errors import DrafterError, ForedraftError, ModelError
 from foredraft.drafters import METHODS
 from foredraft.drafters.common.build_context import BuildContext, BuiltDrafter, DraftModelFiles, NestedDrafter
-from foredraft.heads.formats import load_head
+from foredraft.heads.formats import inspect_head, load_head
 from foredraft.heads.nets.blocks import fuse
 from foredraft.model.base import TargetModel
 from foredraft.model.hf.causal_lm import CausalLM, acquire
@@ -112,6 +112,15 @@ class _BuildContext(BuildContext):
         if self.builder.fast and self.target.device.type == "cpu":
             self._pack(head.net)
         return head.net
+
+    @property
+    def names_head(self) -> bool:
+        if self.builder.draft is not None:
+            return False
+        try:
+            return bool(inspect_head(resolve(self.path)).method)
+        except (DrafterError, ModelError):  # a model, or what loading it refuses
+            return False
 
     def _pack(self, net: Any) -> None:
         """Pack a head's layers for the CPU, and with int8 the output layer that it borrows from the target.

@@ -108,9 +108,10 @@ _BUILT_IN: dict[str, Method] = {
     "cape": Method(
         "foredraft.drafters.cape:Cape",
         (Law.FIXED,),
-        "a small model with the target's tokenizer",
+        "a small model with the target's tokenizer, or a GLIDE head",
         "A small model drafts its best chain, with more siblings where it is less confident.",
         "arXiv:2402.02082",
+        ("glide",),
     ),
     "bandit": Method(
         "foredraft.drafters.bandit:Bandit",
@@ -202,6 +203,14 @@ _BUILT_IN: dict[str, Method] = {
         "Heads that predict one token each in parallel; a chain.",
         "arXiv:1811.03115",
         ("blockwise", "medusa"),
+    ),
+    "glide": Method(
+        "foredraft.drafters.glide:Glide",
+        (Law.FIXED,),
+        "a GLIDE head",
+        "A one-layer draft model that attends to the target's keys and values; a dynamic tree.",
+        "arXiv:2402.02082",
+        ("glide",),
     ),
     "early_exit": Method(
         "foredraft.drafters.early_exit:EarlyExit",

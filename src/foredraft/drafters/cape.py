@@ -19,6 +19,7 @@ from foredraft.drafters.common.build_context import BuildContext
 from foredraft.drafters.common.draft_runner import DraftRunner, ModelTreeDrafter, RunnerTreeBuilder
 from foredraft.drafters.common.dynamic_tree import TreeLimits
 from foredraft.drafters.common.tree_ops import Candidates, keep_best, worth_a_level
+from foredraft.heads.glide_model import GlideLM
 from foredraft.model.base import TargetModel
 from foredraft.model.recording.replay import EAGER, Replay
 
@@ -48,7 +49,8 @@ class Cape(ModelTreeDrafter):
     def __init__(self, options: Options, model: TargetModel, vocab_size: int, replay: Replay = EAGER) -> None:
         self._widths = torch.tensor(options.widths, device=model.device)
         depth, self._widest = options.num_assistant_tokens, max(options.widths)
-        needs = Needs(max_nodes=depth * self._widest, max_depth=depth, scored=True, ahead=True)
+        reads = isinstance(model, GlideLM)
+        needs = Needs(max_nodes=depth * self._widest, max_depth=depth, scored=True, ahead=not reads, target_cache=reads)
         self._limits = TreeLimits(needs.max_nodes, depth, top_k=1)
         super().__init__(needs, DraftRunner(model, vocab_size, replay))
 
@@ -88,4 +90,5 @@ class Cape(ModelTreeDrafter):
 
 def build(options: Options, context: BuildContext) -> Cape:
     """cape:PATH"""
-    return Cape(options, context.model(context.path), context.vocab_size, context.replay)
+    model = context.glide() if context.names_head else context.model(context.path)
+    return Cape(options, model, context.vocab_size, context.replay)

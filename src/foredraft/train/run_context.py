@@ -44,7 +44,7 @@ class RunContext:
     folder: Path
     accelerator: "Accelerator"
     loaded: Loaded
-    target: TargetModel
+    target: CausalLM
     store: TokenStore
     gigabytes: float
 

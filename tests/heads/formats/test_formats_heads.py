@@ -270,11 +270,12 @@ def nets(lm: CausalLM) -> dict[str, Any]:
         "medusa shared": heads.medusa(lm, own_heads=False),
         "hydra": heads.hydra(lm),
         "blockwise": heads.blockwise(lm),
+        "glide": heads.glide(lm),
     }
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", ["eagle", "eagle3", "medusa", "medusa shared", "hydra", "blockwise"])
+@pytest.mark.parametrize("name", ["eagle", "eagle3", "medusa", "medusa shared", "hydra", "blockwise", "glide"])
 def test_our_own_files_hold_every_net(tmp_path: Path, lm: CausalLM, name: str, dtype: torch.dtype):
     net = nets(lm)[name].to(dtype).float()
     head = hf.again(net, tmp_path / "a", "foredraft", lm, dtype)
@@ -300,7 +301,11 @@ def test_blockwise_has_our_format_only(tmp_path: Path, lm: CausalLM):
 @pytest.mark.parametrize(
     ("path", "value", "part"),
     [
-        (("foredraft_head",), "magic", "of the unknown kind 'magic'. Known: eagle, eagle3, medusa, hydra, blockwise"),
+        (
+            ("foredraft_head",),
+            "magic",
+            "of the unknown kind 'magic'. Known: eagle, eagle3, medusa, hydra, blockwise, glide",
+        ),
         (("foredraft_version",), 2, "written by a later version of foredraft"),
         (("head", "more"), 1, "has unknown or missing keys: more"),
         (("head", "inner_size"), "8", "inner_size .* cannot be '8'"),

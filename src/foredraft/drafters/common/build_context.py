@@ -8,6 +8,7 @@ from foredraft.core.draft import Law
 from foredraft.core.drafter import Drafter, Rewindable
 from foredraft.core.errors import DrafterError
 from foredraft.core.options import entries
+from foredraft.heads.glide_model import GlideLM
 from foredraft.model.base import TargetModel
 from foredraft.model.hf.causal_lm import CausalLM
 from foredraft.model.kv.cache import SlotCache
@@ -127,6 +128,20 @@ class BuildContext(ABC):
         Raises:
             DrafterError: the method does not support this kind of head.
         """
+
+    def glide(self) -> GlideLM:
+        """The GLIDE head at ``path`` as a draft model.
+
+        Raises:
+            DrafterError: it is another kind of head, or it cannot read the target's KV cache.
+        """
+        target = self.stock_target
+        return GlideLM(self.head(), target, self.cache)
+
+    @property
+    @abstractmethod
+    def names_head(self) -> bool:
+        """Whether ``path`` is a trained head, and not a model."""
 
     @abstractmethod
     def drafter(self, spec: str, target: TargetModel | None = None, cache: SlotCache | None = None) -> BuiltDrafter:

@@ -15,6 +15,7 @@ from foredraft.heads.formats.files import Checkpoint
 from foredraft.heads.formats.info import HeadInfo, NetConfig, Reading
 from foredraft.heads.nets.blocks import BlockConfig, Rotary
 from foredraft.heads.nets.eagle import Eagle, Eagle3, Eagle3Config, EagleConfig
+from foredraft.heads.nets.glide import Glide, GlideConfig
 from foredraft.heads.nets.hydra import Hydra, HydraConfig
 from foredraft.heads.nets.medusa import Blockwise, Medusa, MedusaConfig
 from foredraft.model.base import TargetModel
@@ -142,7 +143,7 @@ def own_names(config: NetConfig) -> dict[str, tuple[str, ...]]:
 
 
 def block_of(config: NetConfig) -> BlockConfig | None:
-    if isinstance(config, (EagleConfig, Eagle3Config)):
+    if isinstance(config, (EagleConfig, Eagle3Config, GlideConfig)):
         return config.block
     return config.prefix if isinstance(config, HydraConfig) else None
 
@@ -150,8 +151,10 @@ def block_of(config: NetConfig) -> BlockConfig | None:
 def _empty_net(config: NetConfig, rotary: Rotary | None, parts: TargetParts) -> nn.Module:
     """The net of a config, on the meta device."""
     with torch.device("meta"):
-        if isinstance(config, (EagleConfig, Eagle3Config)):
+        if isinstance(config, (EagleConfig, Eagle3Config, GlideConfig)):
             assert rotary is not None
+            if isinstance(config, GlideConfig):
+                return Glide(config, rotary, parts)
             return Eagle(config, rotary, parts) if isinstance(config, EagleConfig) else Eagle3(config, rotary, parts)
         if isinstance(config, HydraConfig):
             return Hydra(config, rotary, parts)

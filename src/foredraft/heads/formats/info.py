@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from foredraft.heads.nets.eagle import Eagle3Config, EagleConfig
+from foredraft.heads.nets.glide import GlideConfig
 from foredraft.heads.nets.hydra import HydraConfig
 from foredraft.heads.nets.medusa import BlockwiseConfig, MedusaConfig
 
-NetConfig = EagleConfig | Eagle3Config | MedusaConfig | HydraConfig | BlockwiseConfig
+NetConfig = EagleConfig | Eagle3Config | MedusaConfig | HydraConfig | BlockwiseConfig | GlideConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +32,7 @@ class TargetNeeds:
 class HeadInfo:
     """A head as its files describe it.
 
-    method: "eagle" (EAGLE-1 and EAGLE-2), "eagle3", "medusa", "hydra" or "blockwise".
+    method: "eagle" (EAGLE-1 and EAGLE-2), "eagle3", "medusa", "hydra", "blockwise" or "glide".
     format: the file format, such as "SafeAILab EAGLE-3".
     config: of the net. Without a target, EAGLE-3's ``taps`` is () if the files leave them to the target's depth; an
         unknown vocabulary size is 0; Hydra++'s attention heads may be a guess, which a note says.

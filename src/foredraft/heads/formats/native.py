@@ -1,4 +1,4 @@
-"""foredraft's own format: any net with its full config, and the only format of blockwise heads.
+"""foredraft's own format: any net with its full config, and the only format of blockwise and GLIDE heads.
 
 config.json: {"foredraft_head": method, "foredraft_version": 1, "base_model_name_or_path": ..., "head": the config}.
 model.safetensors: the net's state dict, and ``d2t`` if the draft vocabulary is a subset of the target's.
@@ -16,6 +16,7 @@ from foredraft.heads.formats.info import Contents, ExportOptions, NetConfig, Ove
 from foredraft.heads.formats.vocabulary import offsets_of, read_vocabulary
 from foredraft.heads.nets.blocks import ACTIVATIONS, BlockConfig
 from foredraft.heads.nets.eagle import Eagle, Eagle3, Eagle3Config, EagleConfig
+from foredraft.heads.nets.glide import Glide, GlideConfig
 from foredraft.heads.nets.hydra import Hydra, HydraConfig
 from foredraft.heads.nets.medusa import Blockwise, BlockwiseConfig, Medusa, MedusaConfig
 from foredraft.model.base import TargetModel
@@ -28,6 +29,7 @@ CONFIGS: dict[str, type] = {
     "medusa": MedusaConfig,
     "hydra": HydraConfig,
     "blockwise": BlockwiseConfig,
+    "glide": GlideConfig,
 }
 
 
@@ -54,6 +56,8 @@ def read(checkpoint: Checkpoint, target: TargetModel | None, overrides: Override
     if isinstance(config, Eagle3Config):
         vocabulary, ignored = read_vocabulary(checkpoint, config.draft_vocab_size, config.vocab_size, notes), {"d2t"}
         layers = max(config.taps)
+    if isinstance(config, GlideConfig):
+        layers = config.layer + 1
     return Reading(
         method=method,
         format=f"foredraft {method}",
@@ -63,7 +67,7 @@ def read(checkpoint: Checkpoint, target: TargetModel | None, overrides: Override
         vocabulary=vocabulary,
         target=TargetNeeds(
             hidden_size=_target_width(config),
-            vocab_size=vocab if isinstance(config, EagleConfig) else config.vocab_size,
+            vocab_size=vocab if isinstance(config, (EagleConfig, GlideConfig)) else config.vocab_size,
             layers=layers,
             name=fields.optional_text("base_model_name_or_path"),
         ),
@@ -71,7 +75,7 @@ def read(checkpoint: Checkpoint, target: TargetModel | None, overrides: Override
     )
 
 
-def write(net: Eagle | Eagle3 | Medusa | Hydra | Blockwise, options: ExportOptions) -> Contents:
+def write(net: Eagle | Eagle3 | Medusa | Hydra | Blockwise | Glide, options: ExportOptions) -> Contents:
     """config.json and tensors."""
     config = net.config
     method = next(method for method, kind in CONFIGS.items() if isinstance(config, kind))
@@ -79,7 +83,7 @@ def write(net: Eagle | Eagle3 | Medusa | Hydra | Blockwise, options: ExportOptio
         "foredraft_head": method,
         "foredraft_version": VERSION,
         "base_model_name_or_path": options.name,
-        "vocab_size": net.target.vocab_size if isinstance(net, Eagle) else net.config.vocab_size,
+        "vocab_size": net.target.vocab_size if isinstance(net, (Eagle, Glide)) else net.config.vocab_size,
         "head": asdict(config),
     }
     tensors = dict(net.state_dict())
@@ -173,11 +177,11 @@ def _overridden(config: NetConfig, overrides: Overrides, name: str, notes: list[
     block = override_theta(block, overrides.rope_theta, notes)
     if isinstance(config, HydraConfig):
         return replace(config, prefix=block)
-    assert isinstance(config, (EagleConfig, Eagle3Config))
+    assert isinstance(config, (EagleConfig, Eagle3Config, GlideConfig))
     return replace(config, block=block)
 
 
 def _target_width(config: NetConfig) -> int:
     if isinstance(config, Eagle3Config):
         return config.target_hidden_size
-    return config.block.hidden_size if isinstance(config, EagleConfig) else config.hidden_size
+    return config.block.hidden_size if isinstance(config, (EagleConfig, GlideConfig)) else config.hidden_size

@@ -17,6 +17,7 @@ from foredraft.files.write import atomic_folder
 from foredraft.heads.formats import eagle1, eagle3_export, hydra, medusa, native
 from foredraft.heads.formats.info import Contents, ExportOptions
 from foredraft.heads.nets.eagle import Eagle, Eagle3
+from foredraft.heads.nets.glide import Glide
 from foredraft.heads.nets.hydra import Hydra
 from foredraft.heads.nets.medusa import Blockwise, Medusa
 
@@ -42,7 +43,7 @@ _WRITERS: dict[str, dict[type, _HeadWriter]] = {
     "speculators": _eagle3("speculators", eagle3_export.write_speculators),
     "medusa": {Medusa: _HeadWriter(medusa.write)},
     "hydra": {Hydra: _HeadWriter(hydra.write, hydra.unsupported)},
-    "foredraft": dict.fromkeys((Eagle, Eagle3, Medusa, Hydra, Blockwise), _HeadWriter(native.write)),
+    "foredraft": dict.fromkeys((Eagle, Eagle3, Medusa, Hydra, Blockwise, Glide), _HeadWriter(native.write)),
 }
 FORMATS = tuple(_WRITERS)
 

@@ -79,7 +79,7 @@ class CausalLM(TargetModel):
         parameters = inspect.signature(model.forward).parameters
         self._keeps_logits = "logits_to_keep" in parameters
         # its name from transformers 5.24 on; before, and in models with code of their own, past_key_values
-        self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
+        self.cache_argument = "cache" if "cache" in parameters else "past_key_values"
         self._taps = Taps(model, ())
         weight = any_weight(model)
         self._device_and_dtype = (weight.device, weight.dtype)
@@ -251,7 +251,7 @@ class CausalLM(TargetModel):
         else:
             by_type = self._attention.prepared(step.masks(self.dtype))
         masks = by_type if self.layout.by_type else next(iter(by_type.values()))
-        options: dict[str, Any] = {self._cache_argument: view}
+        options: dict[str, Any] = {self.cache_argument: view}
         if keep is not None and self._keeps_logits:
             options["logits_to_keep"] = keep
         if observer is not None:

@@ -262,6 +262,11 @@ class SlotCache:
         """Bytes of a slot of one row in all layers; 0 before buffers are allocated."""
         return sum(group.buffer.nbytes for group in self._groups) // max(self.rows * self.slots, 1)
 
+    def shape_of(self, layer: int) -> tuple[int, int, int] | None:
+        """Heads of a layer, and widths of its keys and values; None before a forward has shown them."""
+        kinds = self._kinds[layer]
+        return None if kinds is None else (kinds[0].heads, kinds[0].width, kinds[1].width)
+
     def holds(self, layer: int) -> bool:
         """Whether this layer has buffers."""
         return self._keys[layer] is not None
@@ -275,6 +280,11 @@ class SlotCache:
         where = view.buffer_rows[:, None]
         keys[where, :, view.slots] = key.transpose(1, 2)
         values[where, :, view.slots] = value.transpose(1, 2)
+        return self.read(layer, view)
+
+    def read(self, layer: int, view: "SlotView") -> tuple[Float[Tensor, "B K S E"], Float[Tensor, "B K S F"]]:
+        """The first ``view.kv_extent`` slots of these rows in a layer, or the buffers (``view.stored``)."""
+        keys, values = self.stored(layer)
         if view.stored:
             return keys, values
         keys, values = keys[:, :, : view.kv_extent], values[:, :, : view.kv_extent]

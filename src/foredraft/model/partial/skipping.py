@@ -12,11 +12,12 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import chain
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from transformers import DynamicCache
 
 from foredraft.core.drafter import StepOut
 from foredraft.core.errors import ModelError, first_line
@@ -213,6 +214,42 @@ class Exits:
         last = len(self._layers) - 1
         with self._layers.replaced({**dict.fromkeys(range(last), _unchanged), last: lambda _: states}):
             return self._body(input_ids=tokens, use_cache=False)[0]
+
+
+class LastLayer(NamedTuple):
+    """The keys and values of a model's last layer, as its KV cache has them, and what the output layer reads."""
+
+    keys: Float[Tensor, "B K T E"]
+    values: Float[Tensor, "B K T F"]
+    final: Float[Tensor, "B T H"]
+
+
+@final
+class LastLayerOnly:
+    """The last layer of a model, run on the states after the layer before, for training: the model's own code.
+
+    Raises:
+        ModelError: the model cannot run with skipped layers.
+    """
+
+    def __init__(self, model: CausalLM) -> None:
+        self._layers = _StockLayers(model)
+        self._body = body(model.model)
+        self._cache_argument = model.cache_argument
+
+    @torch.no_grad()
+    def __call__(self, tokens: Int[Tensor, "B T"], states: Float[Tensor, "B T H"]) -> LastLayer:
+        """Args:
+        states: of the tokens, after all layers but the last.
+        """
+        last, cache = len(self._layers) - 1, DynamicCache()
+        replaced: dict[int, Callable[[Tensor], Tensor]] = dict.fromkeys(range(last - 1), _unchanged)
+        if last:
+            replaced[last - 1] = lambda _: states
+        with self._layers.replaced(replaced):
+            final = self._body(input_ids=tokens, use_cache=True, **{self._cache_argument: cache})[0]
+        own: Any = cache.layers[last]
+        return LastLayer(own.keys, own.values, final)
 
 
 @dataclass(frozen=True, slots=True)

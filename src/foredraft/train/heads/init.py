@@ -9,8 +9,10 @@ from torch import Tensor, nn
 from foredraft.core.errors import DrafterError
 from foredraft.heads.formats.block import block_like, rotary_of
 from foredraft.heads.formats.layers import default_taps
+from foredraft.heads.glide_model import check_readable
 from foredraft.heads.nets.blocks import Attention
 from foredraft.heads.nets.eagle import Eagle, Eagle3, Eagle3Config, EagleConfig
+from foredraft.heads.nets.glide import Glide, GlideConfig
 from foredraft.heads.nets.hydra import Hydra, HydraConfig
 from foredraft.heads.nets.medusa import Blockwise, BlockwiseConfig, Medusa, MedusaConfig
 from foredraft.model.base import TargetModel
@@ -78,13 +80,62 @@ def _warm_eagle3(net: Eagle3, target: TargetModel) -> None:
     if net.lm_head is not None:
         rows = slice(None) if net.vocabulary is None else net.vocabulary
         net.lm_head.weight.copy_(output_weight(target.module)[rows])
-    norm = getattr(body(target.module), "norm", None)
-    if norm is not None and norm.weight.shape == net.norm.weight.shape:
-        net.norm.weight.copy_(norm.weight)
+    _copy_final_norm(net.norm, target)
     width = net.fc.weight.shape[0]
     if net.fc.weight.shape[1] == len(net.taps) * width:
         net.fc.weight[:, -width:] += torch.eye(width)
     _copy_layer(net.midlayer, decoder_layers(target.module)[-1])
+
+
+def new_glide(target: TargetModel, warm: bool = True) -> Glide:
+    """A GLIDE head in the shape of the target's layers, which reads the keys of the last one.
+
+    Raises:
+        DrafterError: the target's last layer attends within a window, or stores keys of another shape.
+    """
+    config = GlideConfig(block=block_like(target.config), layer=target.layers - 1)
+    check_readable(config, target)
+    net = Glide(config, rotary_of(config.block), target.parts())
+    _initialize(net)
+    if warm:
+        _warm_glide(net, target)
+    return net
+
+
+@torch.no_grad()
+def _warm_glide(net: Glide, target: TargetModel) -> None:
+    """The target's first attention, which reads embeddings as ours does, and the queries and MLP of its last layer,
+    whose keys ours reads."""
+    layers = decoder_layers(target.module)
+    first, last = layers[0], layers[-1]
+    for mine in (net.input_layernorm, net.self_attn):
+        _copy_parts(net, mine, first)
+    for mine in (net.post_attention_layernorm, net.mlp):
+        _copy_parts(net, mine, last)
+    theirs = dict(last.named_parameters())
+    for name, weight in net.cross_attn.named_parameters():
+        _copy_same(weight, theirs.get(f"self_attn.{name}"))
+    _copy_same(net.cross_layernorm.weight, theirs.get("input_layernorm.weight"))
+    _copy_final_norm(net.norm, target)
+
+
+def _copy_parts(net: nn.Module, mine: nn.Module, theirs: nn.Module) -> None:
+    """Copy the parameters of a child of the net from those of the same names in the target's layer."""
+    name = next(name for name, child in net.named_children() if child is mine)
+    source = dict(theirs.named_parameters())
+    for own, weight in mine.named_parameters():
+        _copy_same(weight, source.get(f"{name}.{own}"))
+
+
+def _copy_same(mine: Tensor, theirs: Tensor | None) -> None:
+    """Copy a parameter, unless the other has another shape or is quantised."""
+    if theirs is not None and theirs.shape == mine.shape and is_plain(theirs):
+        mine.copy_(theirs)
+
+
+def _copy_final_norm(mine: nn.RMSNorm, target: TargetModel) -> None:
+    norm = getattr(body(target.module), "norm", None)
+    _copy_same(mine.weight, getattr(norm, "weight", None))
 
 
 @torch.no_grad()

@@ -8,11 +8,15 @@ from torch import Tensor, nn
 
 from foredraft.compose.spec import find
 from foredraft.core.drafter import Drafter
+from foredraft.heads.glide_model import GlideLM
 from foredraft.heads.nets.eagle import Eagle, Eagle3
+from foredraft.heads.nets.glide import Glide
 from foredraft.heads.nets.hydra import Hydra
 from foredraft.heads.nets.medusa import Blockwise, Medusa
 from foredraft.model.base import TargetModel
-from foredraft.train.heads import eagle, eagle3, init as start, medusa2, medusa_hydra as heads
+from foredraft.model.hf.causal_lm import CausalLM
+from foredraft.model.kv.cache import SlotCache
+from foredraft.train.heads import eagle, eagle3, glide, init as start, medusa2, medusa_hydra as heads
 from foredraft.train.options import HeadShape
 from foredraft.train.recipe import Recipe
 
@@ -28,22 +32,35 @@ class RecipeKind:
     recipe, options: the classes of the recipe and its options.
     method, chain: the drafter for validation, and its options for a chain.
     reduces: the net may have a smaller vocabulary than the target.
+    reads_keys: the net reads the target's keys and values.
     join: if the target is trained too, combines head and target into the recipe's net.
     """
 
     make: Make
     net: type[nn.Module]
-    recipe: Callable[[Any, Any], Recipe[Any]]
+    recipe: Callable[..., Recipe[Any]]
     options: type
     method: str
     chain: dict[str, Any]
     reduces: bool = False
+    reads_keys: bool = False
     join: Callable[[Any, TargetModel], nn.Module] | None = None
 
-    def drafter(self, net: nn.Module) -> Drafter:
-        """A drafter of chains with this net."""
+    def trained(self, net: nn.Module, target: CausalLM, options: Any) -> Recipe[Any]:
+        """The recipe of this net."""
+        if self.reads_keys:
+            return self.recipe(net, options, target)
+        return self.recipe(net if self.join is None else self.join(net, target), options)
+
+    def drafter(self, net: Any, target: CausalLM, cache: SlotCache) -> Drafter:
+        """A drafter of chains with this net.
+
+        Args:
+            cache: the target's.
+        """
         drafter, options = find(self.method)
-        return drafter(options(**self.chain), net)  # type: ignore[call-arg]
+        given = (GlideLM(net, target, cache), target.vocab_size) if self.reads_keys else (net,)
+        return drafter(options(**self.chain), *given)  # type: ignore[call-arg]
 
 
 def _new_medusa(target: TargetModel, shape: HeadShape, ids: Tensor | None) -> Medusa:
@@ -90,5 +107,14 @@ RECIPES: dict[str, RecipeKind] = {
         heads.Options,
         "blockwise",
         {},
+    ),
+    "glide": RecipeKind(
+        lambda target, shape, ids: start.new_glide(target, warm=not shape.cold),
+        Glide,
+        glide.GlideRecipe,
+        glide.Options,
+        "glide",
+        _CHAIN_OF_5,
+        reads_keys=True,
     ),
 }

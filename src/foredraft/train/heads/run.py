@@ -13,6 +13,7 @@ from foredraft.core.target_parts import FINAL
 from foredraft.files.provenance import provenance, relative_name, short
 from foredraft.heads.formats import load_head
 from foredraft.model.base import TargetModel
+from foredraft.model.hf.causal_lm import CausalLM
 from foredraft.model.loading.bundled import resolve
 from foredraft.train.checkpoint import Report
 from foredraft.train.data.batches import TrainBatches
@@ -61,7 +62,7 @@ def run(
         net = _new_net(kind, shape, context.store, context.target, loop.seed)
         head = context.folder / "head"
         check_free(head, net, tuned=kind.join is not None)
-        recipe = kind.recipe(net if kind.join is None else kind.join(net, context.target), options)
+        recipe = kind.trained(net, context.target, options)
         cast_norm_inputs(recipe)
         batches = context.batches(recipe.taps, loop)
         validate = functools.partial(_validate, kind, net, recipe, context.target, batches, loop)
@@ -119,10 +120,11 @@ def _vocabulary(kind: RecipeKind, shape: HeadShape, store: TokenStore, target: T
 
 
 def _validate(
-    kind: RecipeKind, net: Any, recipe: Recipe, target: TargetModel, batches: TrainBatches, loop: LoopOptions
+    kind: RecipeKind, net: Any, recipe: Recipe, target: CausalLM, batches: TrainBatches, loop: LoopOptions
 ) -> dict[str, float]:
     """Metrics on held-out samples, and the acceptance length of the head's chains."""
+    cache = target.new_cache()
     return {
         **validation_losses(recipe, batches, loop),
-        "acceptance_length": validation_length(target, kind.drafter(net), batches),
+        "acceptance_length": validation_length(target, kind.drafter(net, target, cache), batches, cache),
     }
