@@ -110,6 +110,7 @@ SPECS = {
     "opt_tree": "opt_tree:draft,nodes=4,depth=2,top_k=2",
     "layer_skip": "layer_skip,num_assistant_tokens=2,skip_mlp=0",  # its one layer without its MLP
     "slem": "universal:draft,num_assistant_tokens=2,method=slem",
+    "slrs": "universal:draft,num_assistant_tokens=2,method=slrs",
     "tli": "universal:draft,num_assistant_tokens=2,method=tli",
     **HEADS,
     **LOOKAHEADS,

@@ -59,6 +59,8 @@ REFUSED = {
     "lookahead,pool_size=2": "pool_size",
     "lookahead,window_size=0": "window_size",
     "lookahead,window_size=1,ngram_size=2,guess_set_size=0": "drafts nothing",
+    "lookahead,guess_set_size=0,prompt_ngrams=yes": "guess_set_size must be 1 or more",
+    "lookahead,window_size=2,window_size=3": "The option window_size is given twice: 2 and 3.",
     "max_gram,min_matching_ngram_size=0": "1 or more",
     "max_gram,num_assistant_tokens=0": "1 or more",
     "online:draft": "Unknown drafter 'draft'",
@@ -87,6 +89,7 @@ REFUSED = {
     "triforce:sample-draft,window=4096": "longer than the draft's 2048",
     "universal:sample-draft,assistant_lookbehind=0": "assistant_lookbehind must be 1 or more, not 0.",
     "universal:sample-draft,method=text": "slem",
+    "universal:sample-draft,sequences=0": "sequences must be 1 or more, not 0.",
     "universal:sample-draft,num_assistant_tokens=0": "num_assistant_tokens must be 1 or more",
 }
 """Specs of which the page has another example, or none."""

@@ -73,6 +73,43 @@ def test_several_texts_are_a_list(run: Run, model: Path):
     assert f"{sum(len(each['tokens']) for each in found)} tokens in" in shown.err
 
 
+def test_beams_print_the_best_outputs(run: Run, model: Path, plain: foredraft.Generator):
+    wanted = plain.beam_search(PROMPT, num_beams=3, num_return_sequences=2, max_new_tokens=12, length_penalty=0.5)
+    options = ("--num-beams", "3", "--num-return-sequences", "2", "--length-penalty", "0.5", *SHORT)
+    found = json.loads(run("generate", "-m", model, PROMPT, "--json", *options).out)
+    assert [(each["tokens"], each["text"], each["score"]) for each in found] == [
+        (each.tokens, each.text, each.score) for each in wanted
+    ]
+    assert run("generate", "-m", model, PROMPT, "--num-beams", "3", *SHORT).out == (
+        plain.beam_search(PROMPT, num_beams=3, max_new_tokens=12)[0].text + "\n"
+    )
+    listed = run("generate", "-m", model, PROMPT, *options).out
+    assert all(
+        f"--- {i + 1} of 2, score {each.score:.4f} ---\n{each.text}\n" in listed for i, each in enumerate(wanted)
+    )
+
+
+def test_one_beam_is_greedy(run: Run, model: Path, expected):
+    assert run("generate", "-m", model, PROMPT, "--num-beams", "1", *SHORT).out == expected().text + "\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("--num-beams", "0"), "num_beams must be a whole number, 1 or more, not 0."),
+        (("--num-beams", "2", "--temperature", "1"), "Beam search has no temperature"),
+        (("--num-beams", "2", "--early-stopping", "soon"), 'early_stopping must be True, False or "never"'),
+        (("--num-beams", "2", "--show-drafts"), "--show-drafts does not go with --num-beams"),
+        (("--num-beams", "2", "--record", "steps.jsonl"), "record_steps"),
+        (("--length-penalty", "2"), "--length-penalty needs --num-beams above 1."),
+    ],
+    ids=str,
+)
+def test_what_a_beam_search_has_not(run: Run, model: Path, given: tuple[str, ...], said: str):
+    ended = run("generate", "-m", model, PROMPT, *given, *SHORT)
+    assert ended.status == 2 and said in ended.err.replace("\n", " ")
+
+
 def test_sampling_options_reach_the_engine(run: Run, model: Path, expected):
     options = ("--temperature", "0.9", "--top-k", "40", "--seed", "5", "--repetition-penalty", "1.3")
     result = expected(temperature=0.9, top_k=40, seed=5, repetition_penalty=1.3, bad_words_ids=((9, 3), (7,)))

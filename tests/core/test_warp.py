@@ -3,15 +3,32 @@
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
-from warp_cases import HISTORY, SAMPLING, check, doubled, random_case, shifted
+from warp_cases import HISTORY, SAMPLING, V, check, doubled, random_case, shifted
 
 from foredraft.core.sampling.params import SamplingParams
+from foredraft.core.sampling.warp import Warp
 
 
 @pytest.mark.parametrize("options", [o for group in SAMPLING.values() for o in group], ids=str)
 def test_each_truncation_equals_transformers(options):
     for seed in range(2):
         check(random_case(seed), [SamplingParams(**{"temperature": 1.0, **options})] * 2)
+
+
+def test_the_alpha_of_eta_is_each_rows_own():
+    """Hewitt et al., equation 9: what is less likely than min(epsilon, alpha exp(-entropy)) goes, never the best."""
+    case = random_case(3)
+    alphas = [0.02, None, 5.0]
+    params = [SamplingParams(temperature=1.0, eta_cutoff=0.09, eta_alpha=alpha) for alpha in alphas]
+    logits = case.logits[:1].expand(3, -1, -1).double()
+    warp = Warp.of(params, vocab_size=V, eos_token_ids=[()] * 3, prompt_lengths=[1] * 3, device="cpu")
+    kept = warp.truncation(logits).isfinite()
+    assert len({tuple(row) for row in kept.flatten(1).tolist()}) == 3, "each alpha must matter"
+    for row, alpha in enumerate(alphas):
+        for node, line in enumerate(logits[row]):
+            p = line.softmax(-1)
+            least = min(0.09, (0.3 if alpha is None else alpha) * float(torch.exp(-torch.special.entr(p).sum())))
+            assert torch.equal(kept[row, node], (p >= least) | (p == p.max()))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

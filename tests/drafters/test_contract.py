@@ -24,11 +24,11 @@ from foredraft.drafters.common.draft_runner import DraftRunner, ModelTreeDrafter
 from foredraft.drafters.common.feature_cache import FeatureCache
 from foredraft.drafters.common.last_hidden import LastHidden
 from foredraft.drafters.common.partial_cache_sync import PartialCacheSync
+from foredraft.drafters.common.retokenizer import Retokenizer
 from foredraft.drafters.common.self_speculative import SelfSpeculativeDrafter
 from foredraft.drafters.lookahead import NgramPool
 from foredraft.drafters.partial import CACHES
 from foredraft.drafters.triforce import TriForce
-from foredraft.drafters.universal import Retokenizer
 from foredraft.engine.generator import Generator
 from foredraft.engine.nested_loop import NestedLoop
 from foredraft.engine.policy import Constant, Policy

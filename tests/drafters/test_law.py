@@ -68,6 +68,7 @@ TABLE = [
     *[("triforce", setting, LESS) for setting in ("top_p", "history")],
     *[("tli", setting, LESS) for setting in ("temperature", "top_k", "history")],
     ("slem", "temperature", LESS),
+    ("slrs", "temperature", LESS),
 ]
 """Drafters and sampling settings. Drafts are drawn, where they can be; by default a text is plain decoding's."""
 RULES = [

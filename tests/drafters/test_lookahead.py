@@ -87,6 +87,10 @@ class Slow:
 
     def __post_init__(self) -> None:
         self.pool = SlowPool(self.options.guess_set_size, self.options.pool_size)
+        if self.options.prompt_ngrams:
+            size = self.options.ngram_size
+            ngrams = [tuple(self.text[i : i + size]) for i in range(len(self.text) - size + 1)]
+            self.pool.add(ngrams[-self.options.pool_size :])
 
     def paths(self, most: int) -> list[list[int]]:
         """Column by column what leads to its last token; empty where that is deeper than may be drafted."""
@@ -172,11 +176,13 @@ SHAPES = [
     Options(window_size=6, ngram_size=2, guess_set_size=3),
     Options(window_size=4, ngram_size=4, guess_set_size=0),
     Options(window_size=6, ngram_size=2, guess_set_size=0),
+    Options(window_size=3, ngram_size=3, guess_set_size=2, prompt_ngrams=True),
+    Options(window_size=2, ngram_size=2, guess_set_size=2, pool_size=3, prompt_ngrams=True),
 ]
 
 
 def name(options: Options) -> str:
-    return f"W{options.window_size} N{options.ngram_size} G{options.guess_set_size}"
+    return f"W{options.window_size} N{options.ngram_size} G{options.guess_set_size} prompt {options.prompt_ngrams}"
 
 
 @pytest.mark.parametrize("model", [wandering, circle])
@@ -416,9 +422,21 @@ def test_a_shared_pool_outlives_its_texts_and_changes_none(pool: str):
     assert g.generate(prompt, **wild).tokens == tiny.generator(target).generate(prompt, **wild).tokens
 
 
+@pytest.mark.parametrize("pool", ["request", "shared"])
+def test_ngrams_of_the_prompt_are_drafted_at_once(pool: str):
+    """The prompt ends with the token that the second of two identical passages begins with."""
+    text = [1, 2, 3, 4, 5, 6, 2]
+    for given, wanted in ((False, False), (True, True)):
+        drafter = admitted(Options(window_size=1, ngram_size=4, pool=pool, prompt_ngrams=given), text)
+        draft = drafter.propose(tiny.view([text], vocab=VOCAB), Plan((3,)))
+        assert ([3, 4, 5] in paths_of(draft, 0)) is wanted
+
+
 def test_a_spec_names_every_option():
-    spec = Spec.parse("lookahead,window_size=7,ngram_size=5,guess_set_size=6,pool=shared,pool_size=99")
-    assert spec.options == Options(7, 5, 6, "shared", 99)
+    spec = Spec.parse(
+        "lookahead,window_size=7,ngram_size=5,guess_set_size=6,pool=shared,pool_size=99,prompt_ngrams=yes"
+    )
+    assert spec.options == Options(7, 5, 6, "shared", 99, True)
 
 
 def test_merged_paths_know_their_nodes():

@@ -22,8 +22,9 @@ from foredraft.core.rng import derive_seeds
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.verify import RULES
 from foredraft.drafters.common.draft_runner import Forwards
+from foredraft.drafters.common.retokenizer import Retokenizer
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
-from foredraft.drafters.universal import Options, Retokenizer, Universal, coverage
+from foredraft.drafters.universal import Options, Universal, coverage
 from foredraft.engine.policy import Constant
 from foredraft.model.hf.causal_lm import CausalLM
 from foredraft.model.text.tokenizer import Tokenizer
@@ -32,7 +33,7 @@ from oracle import Table, grow, loss, random_table
 from reference import reference
 
 NEW = 8
-WAYS = ("slem", "tli")
+WAYS = ("slem", "slrs", "tli")
 
 
 @functools.cache
@@ -140,8 +141,8 @@ def test_a_target_that_drafts_for_itself_in_other_tokens_is_accepted_whole(way: 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=0.9, repetition_penalty=1.2, seed=0)])
 def test_with_the_targets_own_tokenizer_it_is_draft_model(way: str, params: SamplingParams):
-    if way == "slem" and params.temperature:
-        pytest.skip("by text nothing is drawn")
+    if way == "slrs" or (way == "slem" and params.temperature):
+        pytest.skip("by text nothing is drawn, and slrs has other drafts")
     own, draft, one = model(tiny.VOCAB), model(tiny.VOCAB, seed=4), Tokenizer(tiny.tokenizer())
     ours = Universal(Options(method=way), draft, VocabMapping(one, one, tiny.VOCAB, tiny.VOCAB))
     theirs = DraftModel(DraftOptions(), draft, tiny.VOCAB)
@@ -332,6 +333,38 @@ def test_what_is_drawn_by_tokens_has_the_drafts_law_on_the_shared_ones():
             token = int(proposed.tree.tokens[row, node])
             assert shared[token] >= 0
             told = [*told, int(shared[token])]
+
+
+def psi(draft: CausalLM, pair: VocabMapping, text: list[int], depth: int, temperature: float) -> dict[int, float]:
+    """The paper's sum over all sequences of ``depth`` draft tokens, for each target token that may come next."""
+    found: dict[int, float] = {}
+    paths: list[tuple[list[int], float]] = [([], 1.0)]
+    for _ in range(depth):
+        laws = [(path, weight, draft_law(draft, pair.to_draft(text) + path, temperature)) for path, weight in paths]
+        paths = [([*path, i], weight * float(q)) for path, weight, law in laws for i, q in enumerate(law)]
+    for path, weight in paths:
+        if not any(pair.silent[token] for token in path):
+            for token in pair.to_target(text, path)[:1]:
+                found[token] = found.get(token, 0.0) + weight
+    return found
+
+
+@torch.inference_mode()
+def test_the_law_by_strings_is_the_sum_over_all_sequences():
+    """With room for all sequences of two draft tokens, which are up to two of the target's."""
+    target, other = toy(["a", "b", "ab", "c", "abc"]), toy(["a", "b", "c", "bc"])
+    pair, draft = VocabMapping(target, other, 5, 4), model(4, seed=5)
+    drafter = Universal(Options(method="slrs", sequences=16), draft, pair)
+    text = [0, 3, 1]
+    view = view_of([text], SamplingParams(temperature=0.8), 5)
+    admit(drafter, view)
+    proposed = drafter.propose(view, Plan((2,)))
+    assert proposed.law is Law.CHAIN and proposed.q is not None
+    wanted = psi(draft, pair, text, 2, 0.8)
+    assert len(wanted) >= 4
+    for token in range(5):
+        share = wanted.get(token, 0.0) / sum(wanted.values())
+        assert float(proposed.q[0, 1, token]) == pytest.approx(share, abs=1e-5)
 
 
 def test_auto_goes_by_text_if_greedy_and_by_shared_tokens_if_these_have_the_drafts_mass():

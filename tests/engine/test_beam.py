@@ -13,6 +13,7 @@ import runs
 import tiny
 from foredraft.core.errors import NumericsError, OptionError, PromptError
 from foredraft.core.sampling.params import SamplingParams
+from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
 from foredraft.engine.beam.cache import assign_rows
 from foredraft.engine.beam.search import BeamOptions, Hypothesis, beam_search
 from foredraft.model.hf.causal_lm import CausalLM
@@ -240,10 +241,34 @@ def test_generator():
     assert len(generator.beam_search(prompts[0], max_new_tokens=2)) == 1
 
 
+@pytest.mark.parametrize("drafter", [None, "draft_model:draft"])
+@pytest.mark.parametrize("early", EARLY)
+@pytest.mark.parametrize(
+    "given",
+    [{}, {"repetition_penalty": 1.7}, {"no_repeat_ngram_size": 2, "min_new_tokens": 3}, {"length_penalty": -2.0}],
+)
+def test_one_beam_is_greedy_decoding(given: dict[str, Any], early: bool | str, drafter: str | None):
+    _, target = models("llama")
+    proposer = (
+        None if drafter is None else DraftModel(DraftOptions(), models("llama", spread=0.5)[1], target.vocab_size)
+    )
+    generator = tiny.generator(target, proposer, eos=said("llama")[:3])
+    prompts, limits = tiny.prompts((1, 6, 19)), {"max_new_tokens": 2 * NEW}
+    plain = {name: value for name, value in given.items() if name != "length_penalty"}
+    for ends, reason in ((None, "stop"), ((), "length")):
+        wanted = generator.generate(prompts, eos_token_id=ends, logprobs=0, **limits, **plain)
+        found = generator.beam_search(prompts, num_beams=1, early_stopping=early, eos_token_id=ends, **limits, **given)
+        assert [one.tokens for (one,) in found] == [r.tokens for r in wanted]
+        assert reason in {r.finish_reason for r in wanted}
+        for (one,), r in zip(found, () if plain else wanted, strict=not plain):
+            total = sum(each.logprob for each in r.logprobs)
+            assert one.score == pytest.approx(total / len(r.tokens) ** given.get("length_penalty", 1.0), rel=1e-4)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"num_beams": 1}, "num_beams must be a whole number, 2 or more"),
+        ({"num_beams": 0}, "num_beams must be a whole number, 1 or more, not 0"),
         ({"num_beams": True}, "num_beams must be"),
         ({"num_beams": 2, "num_return_sequences": 3}, r"from 1 to num_beams \(2\), not 3"),
         ({"num_return_sequences": 0}, "from 1 to num_beams"),

@@ -24,6 +24,7 @@ OFFERED = {
     "typical_p": 0.8,
     "epsilon_cutoff": 0.01,
     "eta_cutoff": 0.01,
+    "eta_alpha": 0.2,
     "repetition_penalty": 1.1,
     "presence_penalty": 0.1,
     "frequency_penalty": 0.2,

@@ -205,6 +205,7 @@ _HELP = {
     "typical_p": "Locally typical sampling with this probability mass.",
     "epsilon_cutoff": "Drop tokens below this probability.",
     "eta_cutoff": "Like --epsilon-cutoff, but lower at high entropy.",
+    "eta_alpha": "How much lower; default: the square root of --eta-cutoff.",
     "repetition_penalty": "Above 1: penalize repeated tokens.",
     "presence_penalty": "Subtracted from the logits of tokens in the output.",
     "frequency_penalty": "Subtracted per occurrence in the output.",

@@ -1,6 +1,7 @@
 """``foredraft generate``."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +14,7 @@ from foredraft.cli.exit_status import Interrupted
 from foredraft.cli.flags import FlagGroup, flags
 from foredraft.core.errors import OptionError
 from foredraft.core.sampling.grammar import Grammar
-from foredraft.core.sampling.params import SamplingParams
+from foredraft.core.sampling.params import SamplingParams, SearchOptions
 
 if TYPE_CHECKING:
     from foredraft.cli.running import Watcher
@@ -71,6 +72,39 @@ def _read(path: str) -> str:
         raise OptionError(f"Cannot read the grammar file {path!r}: {reason}.") from None
 
 
+@dataclass(frozen=True, slots=True)
+class Beam:
+    """Search for the likeliest output instead."""
+
+    num_beams: int = field(default=1, metadata={"help": "Beams of a beam search; 1: none."})
+    length_penalty: float | None = field(
+        default=None, metadata={"help": "Above 0, longer outputs score better; default: 1."}
+    )
+    early_stopping: str | None = field(
+        default=None, metadata={"help": "yes: stop at as many outputs as beams; never: search on; default: no."}
+    )
+
+    def keywords(self, sampling: SamplingParams, count: int) -> dict[str, Any]:
+        """Those of ``Generator.beam_search``; none without a search.
+
+        Raises:
+            OptionError: an option is not valid, or belongs to the other way of decoding.
+        """
+        if self.num_beams == 1:
+            for name in ("length_penalty", "early_stopping"):
+                if getattr(self, name) is not None:
+                    raise OptionError(f"--{name.replace('_', '-')} needs --num-beams above 1.")
+            return {}
+        from foredraft.engine.beam.search import BeamOptions
+
+        early = {"no": False, "yes": True}.get(self.early_stopping or "no", self.early_stopping)
+        penalty = 1.0 if self.length_penalty is None else self.length_penalty
+        own = {"num_beams": self.num_beams, "length_penalty": penalty, "early_stopping": early}
+        own["num_return_sequences"] = count
+        BeamOptions(params=sampling, **own)  # checks them
+        return own | {name: getattr(sampling, name) for name in SearchOptions.__annotations__}
+
+
 EXAMPLES = (
     'foredraft generate "def fibonacci(n):" --show-drafts',
     "foredraft generate -m PATH -d draft_model:SMALL --temperature 0.7 --json < prompt.txt",
@@ -81,6 +115,7 @@ EXAMPLES = (
     choice=MODEL,
     sampling=SAMPLING,
     structure=FlagGroup(Structure, "Structure"),
+    beam=FlagGroup(Beam, "Beam search"),
     shown=FlagGroup(GenerateOutput, "Options"),
 )
 def command(
@@ -97,6 +132,7 @@ def command(
     choice: ModelChoice,
     sampling: SamplingParams,
     structure: Structure,
+    beam: Beam,
     shown: GenerateOutput,
 ) -> None:
     """Continue a prompt; the output streams to the terminal.
@@ -112,9 +148,14 @@ def command(
 
         check_writable(shown.record)
     sampling = replace(sampling, grammar=structure.grammar(), record_steps=shown.record is not None)
+    search = beam.keywords(sampling, shown.num_return_sequences)
+    if search and shown.show_drafts:
+        raise OptionError("--show-drafts does not go with --num-beams: a beam search does not print as it goes.")
     text = read_prompt(prompt, prompt_file)
     generator = choice.load()
     request = [{"role": "user", "content": text}] if chat else text
+    if search:
+        return _search(generator, request, search, choice, shown)
     from foredraft.cli.running import record, run_requests, stats_of, summary
 
     sequences = generator.submit([request], sampling, shown.num_return_sequences)
@@ -141,6 +182,25 @@ def command(
     if not shown.json and not shown.quiet:
         reasons = [sequence.finish_reason for sequence in sequences]
         errors().print(summary(stats_of(generator, sequences), reasons), style="dim", soft_wrap=True)
+
+
+def _search(
+    generator: "Generator", request: Any, options: Mapping[str, Any], choice: ModelChoice, shown: GenerateOutput
+) -> None:
+    """Print the best outputs of a beam search, best first."""
+    found = generator.beam_search([request], **options)[0]
+    if shown.json:
+        records = [
+            {"model": choice.model, "drafter": choice.drafter, "text": each.text, "tokens": each.tokens}
+            | {"score": each.score}
+            for each in found
+        ]
+        typer.echo(json.dumps(records if len(records) > 1 else records[0]))
+        return
+    for number, each in enumerate(found):
+        if len(found) > 1:
+            typer.echo(f"--- {number + 1} of {len(found)}, score {each.score:.4f} ---")
+        typer.echo(each.text)
 
 
 def _watcher(pieces: "list[list[Piece]]", out: TextOut | None, count: int) -> "Watcher":

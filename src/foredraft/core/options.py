@@ -79,13 +79,15 @@ def read_pairs(pairs: Iterable[str]) -> dict[str, str]:
     """Parse ``option=value`` strings into a mapping.
 
     Raises:
-        OptionError: a string is not of this form.
+        OptionError: a string is not of this form, or an option is given twice.
     """
     given = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals:
             raise OptionError(f"The option {pair!r} is not of the form option=value.")
+        if key.strip() in given:
+            raise OptionError(f"The option {key.strip()} is given twice: {given[key.strip()]} and {value.strip()}.")
         given[key.strip()] = value.strip()
     return given
 

@@ -41,6 +41,7 @@ class Options(SizedOptions):
     pool: request, one pool of n-grams per request; or shared, one pool for all requests that persists. The output is
         the same.
     pool_size: most n-grams in a pool.
+    prompt_ngrams: the pool starts with the n-grams of the prompt, its last ones if there are more than it holds.
     num_assistant_tokens_schedule: auto, constant or heuristic. Columns deeper than the plan are not drafted, so
         heuristic, which shortens drafts after each rejection, soon uses little of the window.
     """
@@ -50,6 +51,7 @@ class Options(SizedOptions):
     guess_set_size: int = 5
     pool: str = "request"
     pool_size: int = 1024
+    prompt_ngrams: bool = False
 
     def __post_init__(self) -> None:
         check_bounds(self, least={"window_size": 1, "guess_set_size": 0, "ngram_size": 2})
@@ -58,6 +60,8 @@ class Options(SizedOptions):
                 "A window of one column with n-grams of two and no pool drafts nothing: increase window_size, "
                 "ngram_size or guess_set_size."
             )
+        if self.prompt_ngrams and not self.guess_set_size:
+            raise OptionError("prompt_ngrams needs a pool: guess_set_size must be 1 or more.")
         check_known("pool", {self.pool: None}, ("request", "shared"))
         check_bounds(self, least={"pool_size": max(1, self.guess_set_size)})
 
@@ -264,6 +268,9 @@ class Lookahead(Rewindable):
         fresh = [b for b, row in enumerate(view.rows) if row in self._unfilled]
         if fresh:
             self._fill(view, fresh)
+            if self._pool is not None and self._options.prompt_ngrams:
+                for b in fresh:
+                    self._read_prompt(self._pool, view, b)
         places = view.lengths - 1
         columns = (self._columns + (places - self._anchors[rows])[:, None]) % len(self._columns)
         window = self._window[rows].gather(1, columns[..., None].expand(-1, -1, self._window.shape[2]))
@@ -286,6 +293,16 @@ class Lookahead(Rewindable):
         self._window[rows] = view.history[which].gather(1, picked.long()).unfold(1, levels, 1)
         self._own[rows], self._anchors[rows] = 0, lengths - 1
         self._unfilled.difference_update(view.rows[b] for b in fresh)
+
+    def _read_prompt(self, pool: NgramPool, view: View, b: int) -> None:
+        """Add the n-grams of row b's tokens."""
+        device, length = view.history.device, self._options.ngram_size
+        start = max(view.host_lengths[b] - self._options.pool_size - length + 1, 0)
+        tokens = view.history[b, start : view.host_lengths[b]]
+        if len(tokens) >= length:
+            ngrams = tokens.unfold(0, length, 1)[None]
+            owner = to_device([0 if self._shared else view.rows[b]], device)
+            pool.add(owner, ngrams, torch.ones_like(ngrams[..., 0], dtype=torch.bool))
 
 
 def _column_paths(options: Options, device: torch.device) -> tuple[Int[Tensor, "W D"], Int[Tensor, "W"]]:

@@ -1,43 +1,46 @@
 """A draft model with any tokenizer: universal assisted generation (Timor, Mamou et al., arXiv:2502.05202).
 
-Two methods. SLEM (string-level exact match): the draft continues the text in its own tokens, and its output is
-re-tokenized with the target's tokenizer; these tokens are picked. TLI (token-level intersection): the draft's law is
-restricted to the tokens that both vocabularies have, and tokens are drawn from it.
+Three methods. SLEM (string-level exact match): the draft continues the text in its own tokens, and its output is
+re-tokenized with the target's tokenizer; these tokens are picked. SLRS (string-level rejection sampling): many
+continuations are re-tokenized, and their probabilities add up to a law over the target's tokens. TLI (token-level
+intersection): the draft's law is restricted to the tokens that both vocabularies have, and tokens are drawn from it.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from itertools import islice
-from typing import final
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, final
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import KVSize, Needs, Plan, Rewindable, View
 from foredraft.core.errors import DrafterError
 from foredraft.core.options import check_bounds
+from foredraft.core.rng import RandomStream, draw
 from foredraft.core.sampling.params import SamplingParams, check_known
 from foredraft.core.sampling.warp import Warp
 from foredraft.core.transfer import to_device
-from foredraft.core.tree import TokenTree
+from foredraft.core.tree import PAD, ROOT, TokenTree
 from foredraft.drafters.common.build_context import BuildContext
 from foredraft.drafters.common.chain import ChainLimits, ChainOptions, build_chain
 from foredraft.drafters.common.draft_runner import DraftRunner, Forwards
-from foredraft.engine.prefix_cache import common_prefix
+from foredraft.drafters.common.dynamic_tree import TreeLimits, build_dynamic_tree
+from foredraft.drafters.common.retokenizer import Retokenizer
+from foredraft.drafters.common.string_law import PickedNode, Sequences, TokenTrie, picked
+from foredraft.drafters.common.tree_builder import TreeBuilder
 from foredraft.model.base import TargetModel
 from foredraft.model.recording.replay import EAGER, Replay
 from foredraft.model.text.vocab_mapping import VocabMapping
 
-CONVERSIONS = ("auto", "slem", "tli")
+CONVERSIONS = ("auto", "slem", "slrs", "tli")
 ENOUGH = 0.5
 """TLI is used for sampled rows if the shared tokens have at least this share of the draft's probability."""
 
-_TRIES = 8
-"""Split positions tried each time."""
-_FORCE = 8
-"""A window longer than this many look-behinds is split at any position."""
+_SCORED = 4
+"""By SLRS, the tree of the draft's sequences has so many nodes for each sequence that is followed."""
 _SAMPLE = b"""The first of 42 houses was built in 1987, and its owner said: "It isn't ours." Then they moved on.
 
 def area(width, height):
@@ -51,13 +54,16 @@ class Options(ChainOptions):
     """Conversion of drafts, in addition to ``ChainOptions``; names as in transformers where it has them.
 
     num_assistant_tokens: longest draft, in tokens of the target and of the draft model.
-    method: slem: convert by text; tli: draft only tokens that both vocabularies have; auto: tli for sampled rows if
-        the shared tokens have at least half of the draft's probability, else slem.
+    method: slem: convert the likeliest text; slrs: convert the likeliest texts and add up their probabilities; tli:
+        draft only tokens that both vocabularies have; auto: tli for sampled rows if the shared tokens have at least
+        half of the draft's probability, else slem.
+    sequences: of the draft model, which slrs follows at a time.
     target_lookbehind: last tokens of the target that are converted again with new ones.
     assistant_lookbehind: last tokens before a draft that are converted again with it.
     """
 
     method: str = "auto"
+    sequences: int = 8
     target_lookbehind: int = 10
     assistant_lookbehind: int = 10
 
@@ -69,7 +75,7 @@ class Options(ChainOptions):
     def __post_init__(self) -> None:
         ChainOptions.__post_init__(self)  # super() does not work in a dataclass with slots
         check_known("method", {self.method: None}, CONVERSIONS)
-        check_bounds(self, least={"target_lookbehind": 1, "assistant_lookbehind": 1})
+        check_bounds(self, least={"sequences": 1, "target_lookbehind": 1, "assistant_lookbehind": 1})
 
 
 @final
@@ -87,13 +93,13 @@ class Universal(Rewindable):
         self._mapping = mapping
         self._shared, self._silent = mapping.shared.to(model.device), mapping.silent.to(model.device)
         self._always_tli = options.method == "tli"
-        self._sampled_tli = options.method != "slem" and (self._always_tli or coverage(model, mapping) >= ENOUGH)
+        self._sampled_tli = self._always_tli or (options.method == "auto" and coverage(model, mapping) >= ENOUGH)
         self._runner = DraftRunner(model, model.vocab_size, replay)
         self._retokenizer = Retokenizer(mapping, options.target_lookbehind)
         self._likeliest = Warp.of(
             [SamplingParams()], vocab_size=model.vocab_size, eos_token_ids=[()], prompt_lengths=[0], device=model.device
         )  # for any number of rows
-        law = Law.CHAIN if self._sampled_tli else Law.FIXED
+        law = Law.CHAIN if self._sampled_tli or options.method == "slrs" else Law.FIXED
         self.needs = Needs(max_nodes=options.num_assistant_tokens, law=law)
 
     @torch.inference_mode()
@@ -132,6 +138,8 @@ class Universal(Rewindable):
         if self._always_tli or (self._sampled_tli and not view.warp.greedy):
             limits = ChainLimits.of(plan, depth, view.lengths.device)
             return self._runner.draft("chain", view, self.needs.max_nodes, self._tli, limits, read=own)
+        if self._options.method == "slrs":
+            return self._slrs(view, own, plan, depth)
         return self._slem(view, own, plan, depth)
 
     def _tli(self, view: View, forwards: Forwards, limits: ChainLimits) -> Draft:
@@ -159,24 +167,133 @@ class Universal(Rewindable):
 
     def _slem(self, view: View, own: View, plan: Plan, depth: int) -> Draft:
         """SLEM: the draft's likeliest tokens, re-tokenized with the target's tokenizer."""
-        sizes = zip(plan.lengths, own.host_lengths, view.host_lengths, strict=True)
-        # scale the lengths by the rows' numbers of tokens under the two tokenizers, plus one as a margin
-        scaled = (min(length, 1 - (-length * draft // target)) for length, draft, target in sizes)
-        own_plan = replace(plan, lengths=tuple(scaled))
+        own_plan = _in_own_tokens(plan, view, own)
         own, depth = replace(own, warp=self._likeliest), min(depth, own_plan.length)
         limits = ChainLimits.of(own_plan, depth, own.lengths.device)
         tree = self._runner.draft("text", own, self.needs.max_nodes, self._spoken, limits).tree
-        begin = max(min(view.host_lengths) - self._options.assistant_lookbehind, 0)
-        histories = view.history[:, begin : max(view.host_lengths)]
-        read = torch.cat([tree.valid[:, 1:].sum(1, keepdim=True), tree.tokens[:, 1:], histories], 1).tolist()
-        drafts, depth = [], tree.tokens.shape[1] - 1
-        for b, (count, *tokens) in enumerate(read):
-            before = tokens[depth : depth + view.host_lengths[b] - begin][-self._options.assistant_lookbehind :]
-            drafts.append(self._mapping.to_target(before, tokens[:count])[: plan.lengths[b]])
-        width, device = max(map(len, drafts)), view.history.device
-        table = to_device([draft + [0] * (width - len(draft)) for draft in drafts], device)
-        lengths = to_device([len(draft) + 1 for draft in drafts], device)
-        return Draft(TokenTree.chain(torch.cat([view.roots[:, None], table], 1), lengths), Law.FIXED)
+        drafts = [
+            self._mapping.to_target(before, tokens[:count])[:length]
+            for ((count, *tokens), before), length in zip(
+                self._read(view, tree.valid[:, 1:].sum(1, keepdim=True), tree.tokens[:, 1:]), plan.lengths, strict=True
+            )
+        ]
+        return Draft(_chains(view, drafts), Law.FIXED)
+
+    def _read(self, view: View, *tables: Shaped[Tensor, "B _"]) -> list[tuple[list[Any], list[int]]]:
+        """Each row of the tables on the host, and the row's last tokens, which are re-tokenized with a draft."""
+        most = self._options.assistant_lookbehind
+        begin = max(min(view.host_lengths) - most, 0)
+        width = sum(table.shape[1] for table in tables)
+        read = torch.cat([*tables, view.history[:, begin : max(view.host_lengths)]], 1).tolist()
+        sizes = zip(read, view.host_lengths, strict=True)
+        return [(row[:width], list(map(int, row[width:][: length - begin][-most:]))) for row, length in sizes]
+
+    def _slrs(self, view: View, own: View, plan: Plan, depth: int) -> Draft:
+        """SLRS: a law over the target's tokens from the draft's likeliest sequences, re-tokenized.
+
+        Its tokens are picked, the best first; drawn from it, where drafts are drawn.
+        """
+        own_plan = _in_own_tokens(plan, view, own)
+        own, depth = replace(own, warp=self._likeliest), min(depth, own_plan.length)
+        most = self._options.sequences
+        limits = TreeLimits(_SCORED * most, depth, most, plan.level_worth, reads=not plan.recorded)
+        allowed = own_plan.on(own.lengths.device)
+        heat = view.warp.truncation.temperature  # 1 in greedy rows
+        tree = self._runner.draft("texts", own, limits.expanded, self._texts, allowed, limits, heat)
+        assert tree.scores is not None
+        nodes = tree.tree.tokens.shape[1]
+        read = self._read(view, tree.tree.tokens.double(), tree.tree.parents, tree.scores.exp())
+        tries = [
+            Sequences(list(map(int, row[:nodes])), list(map(int, row[nodes : 2 * nodes])), row[2 * nodes :]).texts(
+                functools.partial(self._mapping.to_target, before), length
+            )
+            for (row, before), length in zip(read, plan.lengths, strict=True)
+        ]
+        if view.draws and not view.warp.greedy:
+            return self._drawn(view, plan, tries)
+        return Draft(_trees(view, [self._picked(view, plan, b, trie) for b, trie in enumerate(tries)]), Law.FIXED)
+
+    def _texts(
+        self,
+        view: View,
+        forwards: Forwards,
+        allowed: Int[Tensor, "B"],
+        limits: TreeLimits,
+        heat: Float[Tensor, "B 1 1"] | None,
+    ) -> Draft:
+        """A tree of the draft's likeliest sequences."""
+        return build_dynamic_tree(_TextTree(forwards, view, self._silent, heat), allowed, limits)
+
+    def _picked(self, view: View, plan: Plan, b: int, trie: TokenTrie) -> list[PickedNode]:
+        """The best nodes for row b, as many as its chain would have."""
+        times = functools.partial(self._times, view, b) if view.warp.host_temperatures[b] else None
+        return picked(trie, plan.lengths[b], times, confidence=plan.confidence, chain=plan.chain)
+
+    def _times(self, view: View, b: int, ahead: int) -> Float[Tensor, "V"]:
+        """When each token arrives at the position so many tokens ahead in row b, on the host."""
+        return view.noise.times(ahead, len(self._shared))[b].cpu()
+
+    def _drawn(self, view: View, plan: Plan, tries: list[TokenTrie]) -> Draft:
+        """Chains that are drawn from the law of each row; those of greedy rows are picked."""
+        width, drafts = len(self._shared), [list[int]() for _ in tries]
+        laws = torch.zeros(len(tries), 1 + plan.length, width)
+        for b, trie in enumerate(tries):
+            greedy = view.warp.host_temperatures[b] == 0
+            while trie.children and len(drafts[b]) < plan.lengths[b]:
+                law, index = trie.law(width), 1 + len(drafts[b])
+                bits = view.noise.bits(RandomStream.DRAFT, torch.full_like(view.lengths, index))[b]
+                token = int(law.argmax() if greedy else draw(law, bits.cpu()))
+                laws[b, index] = torch.nn.functional.one_hot(torch.tensor(token), width) if greedy else law
+                drafts[b].append(token)
+                if law[token] < plan.confidence:
+                    break
+                trie = trie.children[token]
+        tree = _chains(view, drafts)
+        return Draft(tree, Law.CHAIN, laws[:, : tree.tokens.shape[1]].to(view.history.device))
+
+
+@final
+class _TextTree(TreeBuilder):
+    """A tree of a draft model's likeliest tokens that have a text, by its law at each row's temperature."""
+
+    def __init__(
+        self, forwards: Forwards, view: View, silent: Bool[Tensor, "v"], heat: Float[Tensor, "B 1 1"] | None
+    ) -> None:
+        logits = forwards.root()
+        super().__init__(view, logits, logits.shape[-1])
+        self._forwards, self._silent, self._heat = forwards, silent, heat
+
+    def ranked(self, count: int) -> tuple[Int[Tensor, "B F K"], Float[Tensor, "B F K"]]:
+        scores = self.logits.float() if self._heat is None else self.logits.float() / self._heat.float()
+        spoken = scores.masked_fill(self._silent, torch.finfo(torch.float32).min)
+        best = spoken.log_softmax(-1).topk(min(count, spoken.shape[-1]), dim=-1)
+        return best.indices, best.values
+
+    def _read_level(self, tokens: Int[Tensor, "B F"], places: Int[Tensor, "B F"]) -> Float[Tensor, "B F v"]:
+        return self._forwards.level(self.read, self.starts[-1])
+
+
+def _in_own_tokens(plan: Plan, view: View, own: View) -> Plan:
+    """The plan in the draft's tokens: scaled by each row's numbers of tokens under the two tokenizers, plus one."""
+    sizes = zip(plan.lengths, own.host_lengths, view.host_lengths, strict=True)
+    return replace(plan, lengths=tuple(min(length, 1 - (-length * draft // target)) for length, draft, target in sizes))
+
+
+def _chains(view: View, drafts: Sequence[Sequence[int]]) -> TokenTree:
+    """A chain of these tokens in each row."""
+    width, device = max(map(len, drafts)), view.history.device
+    table = to_device([[*draft, *[0] * (width - len(draft))] for draft in drafts], device)
+    lengths = to_device([len(draft) + 1 for draft in drafts], device)
+    return TokenTree.chain(torch.cat([view.roots[:, None], table], 1), lengths)
+
+
+def _trees(view: View, drafts: Sequence[Sequence[PickedNode]]) -> TokenTree:
+    """A tree of these nodes in each row."""
+    width, device = max(map(len, drafts)), view.history.device
+    rows = [[*draft, *[PickedNode(0, PAD)] * (width - len(draft))] for draft in drafts]
+    tokens = to_device([[node.token for node in row] for row in rows], device)
+    parents = to_device([[ROOT, *(node.parent for node in row)] for row in rows], device)
+    return TokenTree(torch.cat([view.roots[:, None], tokens], 1), parents, depth=width)
 
 
 def coverage(model: TargetModel, mapping: VocabMapping) -> float:
@@ -188,126 +305,6 @@ def coverage(model: TargetModel, mapping: VocabMapping) -> float:
     law = model.stock_logits(sample)[0].float().softmax(-1)
     shared = mapping.shared[mapping.shared >= 0].to(law.device)
     return float(law[:, shared].sum(-1).mean())
-
-
-@dataclass(slots=True)
-class _Row:
-    """``tokens``: the row in the draft's tokens; ``ids``: the same on the host. ``splits``: positions (target, draft)
-    before which it is final."""
-
-    tokens: Int[Tensor, "T"]
-    ids: list[int] = field(default_factory=list)
-    splits: list[tuple[int, int]] = field(default_factory=lambda: [(0, 0)])
-    limit: int = 0  # a longer window gets a new split
-
-
-class Retokenizer:
-    """Keeps each row in the draft's tokens.
-
-    New tokens may change the tokenization of those before. So the window after the last split is re-tokenized each
-    time. A split lies at least ``lookbehind`` tokens before the end, at a position where the rest tokenizes the same
-    alone and together with the tokens before.
-
-    Args:
-        mapping: between the two tokenizers.
-        lookbehind: the target's last tokens that are always converted again.
-    """
-
-    def __init__(self, mapping: VocabMapping, lookbehind: int) -> None:
-        self._mapping = mapping
-        self._lookbehind = lookbehind
-        self._rows: dict[int, _Row] = {}
-        self._left: dict[int, _Row] = {}  # of released rows
-
-    def admit(self, row: int, device: torch.device) -> None:
-        """Add a row, unless it is there."""
-        self._left.pop(row, None)
-        self._rows.setdefault(row, _Row(torch.zeros(0, dtype=torch.long, device=device), limit=2 * self._lookbehind))
-
-    def fork(self, row: int, source: int, length: int) -> int:
-        """Add a row that begins with the first ``length`` of the target's tokens of another, or of its last request.
-
-        Returns:
-            how many of the draft's tokens it begins with, until the next call says how many of them are unchanged.
-        """
-        found = self._rows.get(source) or self._left.get(source)
-        self._left.pop(row, None)
-        if found is None:
-            return 0
-        count = next((own for place, own in found.splits if place >= length), len(found.ids))
-        splits = [split for split in found.splits if split[0] <= max(length - self._lookbehind, 0)]
-        self._rows[row] = _Row(found.tokens[:count], found.ids[:count], splits, 2 * self._lookbehind)
-        return count
-
-    def read(self, row: int, prompt: Int[Tensor, "T"]) -> tuple[Int[Tensor, "N"], int]:
-        """Convert some of a prompt.
-
-        Returns:
-            the draft's tokens that later ones do not change, and how many of all are unchanged since the last call.
-        """
-        begin, _ = self._rows[row].splits[-1]
-        unchanged = self._update(row, prompt[begin:].tolist(), prompt.device)
-        return self._rows[row].tokens[: self._rows[row].splits[-1][1]], unchanged
-
-    def rewind(self, row: int, length: int) -> None:
-        """Keep only the first ``length`` of the target's tokens."""
-        splits = self._rows[row].splits
-        while splits[-1][0] > length:
-            splits.pop()
-
-    def release(self, row: int) -> None:
-        """Remove a row; its tokens stay for ``fork``."""
-        if row in self._rows:
-            self._left[row] = self._rows.pop(row)
-
-    def view(self, view: View) -> tuple[View, list[int]]:
-        """The rows in the draft's tokens, and how many tokens of each row are unchanged since the last call."""
-        begins = [self._rows[row].splits[-1][0] for row in view.rows]
-        first, device = min(begins), view.history.device
-        histories = view.history[:, first : max(view.host_lengths)].tolist()
-        windows = zip(histories, begins, view.host_lengths, strict=True)
-        unchanged = [
-            self._update(row, history[begin - first : length - first], device)
-            for row, (history, begin, length) in zip(view.rows, windows, strict=True)
-        ]
-        rows = [self._rows[row].tokens for row in view.rows]
-        host_lengths = tuple(len(tokens) for tokens in rows)
-        history = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-        lengths = to_device(host_lengths, device)
-        return replace(view, history=history, lengths=lengths, host_lengths=host_lengths), unchanged
-
-    def _update(self, number: int, window: list[int], device: torch.device) -> int:
-        """Update one row by the target's tokens after its last split; return the number of unchanged tokens."""
-        row = self._rows[number]
-        begin, known = row.splits[-1]
-        tail = self._mapping.to_draft(window, first=begin == 0)
-        if not tail and not known:
-            tail = [0]  # the draft model needs at least one token
-        same = common_prefix(row.ids[known:], tail)
-        row.tokens = torch.cat([row.tokens[: known + same], to_device(tail[same:], device)])
-        row.ids[known:] = tail
-        if len(window) >= row.limit:
-            self._split(row, window, tail)
-        return known + same
-
-    def _split(self, row: _Row, window: list[int], tail: list[int]) -> None:
-        """Add a split as late as possible, at the end of a word; if none is found, wait before the next try.
-
-        A very long run, such as a line of dashes, is split anywhere: its tokens may then differ from those of the
-        whole text, which costs a draft at most.
-        """
-        anywhere = range(len(window) - self._lookbehind, 0, -1)
-        ends = (place for place in anywhere if self._mapping.is_boundary(window, place))
-        force = len(window) >= _FORCE * self._lookbehind
-        for place in (*islice(ends, _TRIES), *islice(anywhere if force else (), _TRIES)):
-            rest = self._mapping.to_draft(window[place:], first=False)
-            known_word = rest and self._mapping.draft.pieces[rest[0]]  # do not split inside an unknown word
-            if known_word and tail[-len(rest) :] == rest:
-                begin, known = row.splits[-1]
-                row.splits.append((begin + place, known + len(tail) - len(rest)))
-                row.limit = 2 * self._lookbehind
-                return
-        row.limit = 2 * len(window)
 
 
 def build(options: Options, context: BuildContext) -> Universal:

@@ -29,7 +29,7 @@ from foredraft.serve.schema import (
 from foredraft.serve.tool_prompt import TOOL_PROMPT, described
 
 _SAME = (
-    *("temperature", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "presence_penalty"),
+    *("temperature", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "eta_alpha", "presence_penalty"),
     *("frequency_penalty", "repetition_penalty", "no_repeat_ngram_size", "bad_words_ids", "logit_bias", "seed"),
 )
 _FIELDS = {**{name: name for name in _SAME}, "min_tokens": "min_new_tokens", "stop": "stop_strings"}

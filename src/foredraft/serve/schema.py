@@ -117,6 +117,7 @@ class SamplingFields(Ignored):
     typical_p: float | None = None
     epsilon_cutoff: float | None = None
     eta_cutoff: float | None = None
+    eta_alpha: float | None = None
     presence_penalty: float | None = Field(None, ge=-100, le=100)
     frequency_penalty: float | None = Field(None, ge=-100, le=100)
     repetition_penalty: float | None = None

@@ -45,6 +45,7 @@ class SamplingOptions(SearchOptions, total=False):
     typical_p: float | None
     epsilon_cutoff: float | None
     eta_cutoff: float | None
+    eta_alpha: float | None
     seed: int | None
     stop_strings: str | Sequence[str]
     logprobs: int | None
@@ -64,6 +65,9 @@ class SamplingParams:
     ``frequency_penalty`` count generated tokens, as in OpenAI's API; ``repetition_penalty`` also counts the prompt, as
     in transformers.
 
+    ``eta_cutoff`` is Hewitt et al.'s epsilon (arXiv:2210.15191), and ``eta_alpha`` their alpha: tokens below
+    min(epsilon, alpha exp(-entropy)) are cut.
+
     ``prediction`` is a text, or its token ids, that the output may repeat, such as a file to be edited: it is drafted
     from wherever the output follows it, in place of the drafter's drafts. It never changes the output's law.
 
@@ -82,6 +86,7 @@ class SamplingParams:
     typical_p: float | None = None
     epsilon_cutoff: float | None = None
     eta_cutoff: float | None = None
+    eta_alpha: float | None = None  # None: the square root of eta_cutoff
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
@@ -117,6 +122,8 @@ class SamplingParams:
                 range_ = "a whole number of 64 bits"
             if value is None or not _is_number(value) or not test(value):
                 raise OptionError(f"{name} must be {range_}, not {shown(value)}.")
+        if self.eta_alpha is not None and self.eta_cutoff is None:
+            raise OptionError("eta_alpha needs eta_cutoff, which is the most that it can cut at.")
         if self.min_new_tokens > self.max_new_tokens:
             raise OptionError(
                 f"min_new_tokens ({self.min_new_tokens}) is larger than max_new_tokens ({self.max_new_tokens})."
@@ -265,7 +272,7 @@ _ELSEWHERE = {
     **dict.fromkeys(("assistant_model", "custom_generate"), "The drafter is an argument of load."),
 }
 _OPTIONAL = (
-    *("seed", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "logprobs"),
+    *("seed", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "eta_alpha", "logprobs"),
     "num_assistant_tokens",
 )
 _PROBABILITY = (lambda x: 0.0 < x <= 1.0, "greater than 0 and at most 1")
@@ -281,6 +288,7 @@ _RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
     "typical_p": _PROBABILITY,
     "epsilon_cutoff": _OPEN,
     "eta_cutoff": _OPEN,
+    "eta_alpha": (lambda x: 0.0 < x <= _LARGEST, f"greater than 0 and at most {_LARGEST:g}"),
     "repetition_penalty": (lambda x: 1e-9 <= x <= 1e9, "from 1e-09 to 1e+09"),
     "presence_penalty": (lambda x: abs(x) <= 1e6, "a number from -1e+06 to 1e+06"),
     "frequency_penalty": (lambda x: abs(x) <= 1e6, "a number from -1e+06 to 1e+06"),

@@ -45,6 +45,7 @@ class Truncation:
     typical_p: Float[Tensor, "B 1 1"] | None
     epsilon: Float[Tensor, "B 1 1"] | None
     eta: Float[Tensor, "B 1 1"] | None
+    alpha: Float[Tensor, "B 1 1"] | None  # of eta; 0: the square root of eta, as in transformers
 
     @classmethod
     def of(cls, params: Sequence[SamplingParams], device: torch.device | str) -> "Truncation":
@@ -66,6 +67,7 @@ class Truncation:
             typical_p=column(lambda row: None if row.typical_p == 1.0 else row.typical_p, 2.0),
             epsilon=column(lambda row: row.epsilon_cutoff, 0.0),
             eta=column(lambda row: row.eta_cutoff, 0.0),
+            alpha=column(lambda row: row.eta_alpha, 0.0),
         )
 
     @property
@@ -93,7 +95,10 @@ class Truncation:
             scores = _keep_likely(scores, self.epsilon.to(dtype))
         if self.eta is not None:
             eta = self.eta.to(dtype)
-            scores = _keep_likely(scores, torch.minimum(eta, eta.sqrt() * torch.exp(-_entropy(scores))))
+            alpha = eta.sqrt()
+            if self.alpha is not None:
+                alpha = torch.where(self.alpha > 0, self.alpha.to(dtype), alpha)
+            scores = _keep_likely(scores, torch.minimum(eta, alpha * torch.exp(-_entropy(scores))))
         return scores
 
 

@@ -39,7 +39,8 @@ class BeamOptions:
 
     A finished hypothesis of n new tokens scores its log-probability / n**length_penalty. ``early_stopping``: True
     stops at ``num_beams`` finished hypotheses; False when the best beam at its current length does not beat the worst
-    of them; "never" when it could not beat it at the most favourable length.
+    of them; "never" when it could not beat it at the most favourable length. One beam is greedy decoding: it stops at
+    the first end, whatever ``early_stopping``.
     ``num_assistant_tokens``: how far a draft model searches ahead; 0 does not use it. The result is the same.
     ``params`` holds lengths, end-of-sequence ids, penalties and bans, which apply to log-probabilities.
     """
@@ -56,7 +57,7 @@ class BeamOptions:
         penalty, early = self.length_penalty, self.early_stopping
         whole = _number(beams, int) and _number(count, int)
         for name, valid, values in (
-            ("num_beams", _number(beams, int) and beams >= 2, "a whole number, 2 or more (generate searches with 1)"),
+            ("num_beams", _number(beams, int) and beams >= 1, "a whole number, 1 or more"),
             ("num_return_sequences", whole and 1 <= count <= beams, f"a whole number from 1 to num_beams ({beams})"),
             ("num_assistant_tokens", _number(ahead, int) and ahead >= 0, "a whole number, 0 or more"),
             ("length_penalty", _number(penalty, (int, float)) and -10 <= penalty <= 10, "a number from -10 to 10"),
@@ -228,7 +229,10 @@ def grow(beams: Beams, logits: Float[Tensor, "N 1 V"], paths: Paths, rules: Rule
     count, width, _ = beams.running.shape
     vocabulary, length, penalty = logits.shape[2], step + 1, rules.options.length_penalty
     sound = logits.amax(-1).isfinite().view(count, width).all(1)  # neither NaN, nor +inf, nor -inf alone
-    logprobs = rules.warp.scores(logits.float().log_softmax(-1), paths)
+    if width == 1:  # as greedy decoding, which processes logits
+        logprobs = rules.warp.scores(logits.float(), paths).log_softmax(-1).nan_to_num(nan=-torch.inf)
+    else:
+        logprobs = rules.warp.scores(logits.float().log_softmax(-1), paths)
     total = (logprobs.view(count, width, -1) + beams.scores[..., None]).flatten(1)
     kept = min(max(2, 1 + rules.eos.shape[0]) * width, total.shape[1])  # enough if all but ``width`` of them end
     scores, index = total.topk(kept)
@@ -256,7 +260,7 @@ def grow(beams: Beams, logits: Float[Tensor, "N 1 V"], paths: Paths, rules: Rule
         bound = running_scores[:, :1] / length**penalty
     worst = torch.where(full, finished_scores.amin(1, keepdim=True), _NEVER)
     over = ~(bound > worst).any(1) | ended.all(1)
-    if rules.options.early_stopping is True:
+    if rules.options.early_stopping is True or width == 1:
         over = over | full.all(1)
     running = outputs.take_along_dim(best[..., None], 1)
     grown = Beams(running, running_scores, finished, finished_scores, finished_lengths)
