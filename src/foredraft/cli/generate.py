@@ -84,7 +84,7 @@ class Beam:
         default=None, metadata={"help": "yes: stop at as many outputs as beams; never: search on; default: no."}
     )
 
-    def keywords(self, sampling: SamplingParams, count: int) -> dict[str, Any]:
+    def keywords(self, sampling: SamplingParams, shown: GenerateOutput) -> dict[str, Any]:
         """Those of ``Generator.beam_search``; none without a search.
 
         Raises:
@@ -95,12 +95,14 @@ class Beam:
                 if getattr(self, name) is not None:
                     raise OptionError(f"--{name.replace('_', '-')} needs --num-beams above 1.")
             return {}
+        if shown.show_drafts:
+            raise OptionError("--show-drafts does not go with --num-beams: a beam search does not print as it goes.")
         from foredraft.engine.beam.search import BeamOptions
 
         early = {"no": False, "yes": True}.get(self.early_stopping or "no", self.early_stopping)
         penalty = 1.0 if self.length_penalty is None else self.length_penalty
         own = {"num_beams": self.num_beams, "length_penalty": penalty, "early_stopping": early}
-        own["num_return_sequences"] = count
+        own["num_return_sequences"] = shown.num_return_sequences
         BeamOptions(params=sampling, **own)  # checks them
         return own | {name: getattr(sampling, name) for name in SearchOptions.__annotations__}
 
@@ -139,18 +141,9 @@ def command(
 
     Statistics go to stderr. Exit status: 2 for bad input, 130 after Ctrl-C, 141 for a closed pipe.
     """
-    if shown.num_return_sequences < 1:
-        raise OptionError("--num-return-sequences must be 1 or more.")
-    if sampling.logprobs is not None and not shown.json:
-        raise OptionError("--logprobs needs --json.")
-    if shown.record is not None:
-        from foredraft.files.write import check_writable
-
-        check_writable(shown.record)
+    _check(sampling, shown)
     sampling = replace(sampling, grammar=structure.grammar(), record_steps=shown.record is not None)
-    search = beam.keywords(sampling, shown.num_return_sequences)
-    if search and shown.show_drafts:
-        raise OptionError("--show-drafts does not go with --num-beams: a beam search does not print as it goes.")
+    search = beam.keywords(sampling, shown)
     text = read_prompt(prompt, prompt_file)
     generator = choice.load()
     request = [{"role": "user", "content": text}] if chat else text
@@ -182,6 +175,18 @@ def command(
     if not shown.json and not shown.quiet:
         reasons = [sequence.finish_reason for sequence in sequences]
         errors().print(summary(stats_of(generator, sequences), reasons), style="dim", soft_wrap=True)
+
+
+def _check(sampling: SamplingParams, shown: GenerateOutput) -> None:
+    """Refuse what cannot be printed, before the model is loaded."""
+    if shown.num_return_sequences < 1:
+        raise OptionError("--num-return-sequences must be 1 or more.")
+    if sampling.logprobs is not None and not shown.json:
+        raise OptionError("--logprobs needs --json.")
+    if shown.record is not None:
+        from foredraft.files.write import check_writable
+
+        check_writable(shown.record)
 
 
 def _search(

@@ -1,0 +1,266 @@
+"""Six pairs of target and draft with different tokenizers, against plain decoding here and in transformers.
+
+Arms take turns, prompt by prompt: plain decoding (``plain``), universal's methods at a fixed length (``slem``,
+``slrs``, ``tli``) and by default (``auto``: the length by the policy), and transformers' ``generate``, plain (``hf``)
+and with the same draft at the same length (``hf_universal``: SLEM if greedy, else TLI). So a speed-up over ``hf`` is
+the loop's (``plain`` over ``hf``) times drafting's (over ``plain``).
+
+    python benchmarks/pairs.py --smollm2 MODEL --smollm2-draft DRAFT --models ../shared/models \\
+        --prompts ../shared/data/prompts/eagle/*/question.jsonl
+    python benchmarks/pairs.py ... --only smollm2+sample-16m --seconds 45     # some of it
+
+A prompt of a pair at a temperature is a JSON line; none is made again.
+"""
+
+import argparse
+import gc
+import itertools
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from origin import origin_line, provenance
+from reading import interval, markdown_table, per_forward, read
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import foredraft
+from foredraft.bench.prompts import read_prompts
+from foredraft.core.sampling.params import SamplingParams
+from foredraft.model.hf.baseline import HFBaseline
+from foredraft.model.text.tokenizer import Tokenizer
+
+RESULTS = Path(__file__).resolve().parent / "results" / "universal.jsonl"
+PAIRS = {
+    "smollm2": ("sample-16m", "draft-6m", "draft-4m"),
+    "target-65m": ("smollm2-draft", "draft-4m"),
+    "sample-16m": ("draft-6m",),
+}
+LENGTH = 5
+"""Drafted tokens at a fixed length."""
+TASKS = ("mt_bench", "gsm8k", "humaneval")
+METHODS = ("slem", "slrs", "tli")
+ARMS = ("plain", "auto", *METHODS, "hf", "hf_universal")
+TITLES = {"hf": "transformers plain", "hf_universal": "transformers universal", "auto": "default", "slem": "SLEM"}
+TITLES |= {"slrs": "SLRS", "tli": "TLI", "plain": "plain"}
+SAMPLES = 2000
+"""Of the bootstrap."""
+
+
+class Output(NamedTuple):
+    """Tokens, forwards of the target, seconds with the prompt, and the tokens themselves."""
+
+    tokens: list[int]
+    forwards: int
+    seconds: float
+
+
+Arm = Callable[[Sequence[int], SamplingParams], Output]
+
+
+def folder(args: argparse.Namespace, name: str) -> Path:
+    own = {"smollm2": args.smollm2, "smollm2-draft": args.smollm2_draft}
+    return own.get(name) or args.models / name
+
+
+def ours(target: foredraft.Generator, drafter: str | None) -> Arm:
+    g = foredraft.load(target.engine.target, drafter, tokenizer=target.tokenizer)
+
+    def run(prompt: Sequence[int], params: SamplingParams) -> Output:
+        started = time.perf_counter()
+        result = g.generate(list(prompt), params)
+        return Output(result.tokens, result.stats.target_forwards, time.perf_counter() - started)
+
+    return run
+
+
+def theirs(target: HFBaseline, draft: Path | None) -> Arm:
+    assistants = [None if draft is None else stock(draft) for _ in range(2)]  # sampling changes an assistant's layers
+
+    def run(prompt: Sequence[int], params: SamplingParams) -> Output:
+        call = target.generate([prompt], params, assistant=assistants[params.greedy])
+        return Output(call.tokens[0], len(call.blocks), call.seconds)
+
+    return run
+
+
+def stock(path: Path) -> HFBaseline:
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    model.generation_config.num_assistant_tokens = LENGTH  # read of an assistant
+    model.generation_config.num_assistant_tokens_schedule = "constant"
+    model.generation_config.assistant_confidence_threshold = 0.4
+    ends = model.generation_config.eos_token_id
+    return HFBaseline(model, [ends] if isinstance(ends, int) else ends, Tokenizer(AutoTokenizer.from_pretrained(path)))
+
+
+def arms(target: Path, draft: Path) -> tuple[Callable[[Any], list[int]], dict[str, Arm]]:
+    """What encodes prompts for the target, and all arms."""
+    plain = foredraft.load(str(target), None, dtype="float32", device="cpu")
+    fixed = f"num_assistant_tokens={LENGTH},num_assistant_tokens_schedule=constant"
+    made = {"plain": ours(plain, None), "auto": ours(plain, f"universal:{draft}")}
+    made |= {name: ours(plain, f"universal:{draft},method={name},{fixed}") for name in METHODS}
+    model = stock(target)
+    return plain.encode, made | {"hf": theirs(model, None), "hf_universal": theirs(model, draft)}
+
+
+def questions(files: Sequence[str], count: int) -> list[tuple[str, Any]]:
+    """The first questions of each task, the tasks in turn."""
+    by_task: dict[str, list[Any]] = {}
+    for each in itertools.chain.from_iterable(read_prompts(file, chat=True) for file in files):
+        by_task.setdefault(each.task, []).append(each)
+    turns = itertools.zip_longest(*[found[:count] for found in by_task.values()])
+    return [each for turn in turns for each in turn if each is not None]
+
+
+def measure(args: argparse.Namespace, pair: tuple[str, str], done: set[tuple], until: float) -> None:
+    """The lines of a pair that are missing, until the time is over."""
+    missing = [
+        (temperature, number, each)
+        for number, each in enumerate(questions(args.prompts, args.count))
+        for temperature in args.temperature
+        if (*pair, temperature, number) not in done
+    ]
+    if not missing or time.perf_counter() > until:
+        return
+    encode, made = arms(folder(args, pair[0]), folder(args, pair[1]))
+    for turn, (temperature, number, each) in enumerate([missing[0], *missing]):  # the first warms up
+        if time.perf_counter() > until:
+            break
+        prompt = encode(each.prompt)
+        tokens = 8 if not turn else args.tokens
+        params = SamplingParams(max_new_tokens=tokens, min_new_tokens=tokens, temperature=temperature, seed=number)
+        first = number % len(ARMS)
+        found: dict[str, Any] = {}
+        for name in (*ARMS[first:], *ARMS[:first]):
+            try:
+                found[name] = made[name](prompt, params)
+            except Exception as error:  # transformers' assisted generation may fail; the line says so
+                if not name.startswith("hf"):
+                    raise
+                found[name] = f"{type(error).__name__}: {error}"[:200]
+        if turn:
+            write(args.out, line(pair, temperature, number, each.task, found))
+    del made
+    gc.collect()
+
+
+def line(pair: tuple[str, str], temperature: float, number: int, task: str, found: dict[str, Any]) -> dict[str, Any]:
+    same = {name: found[name].tokens == found["plain"].tokens for name in ("auto", *METHODS)}
+    assert all(same.values()), same
+    greedy = found["hf"].tokens == found["plain"].tokens
+    return {
+        "kind": "run",
+        "target": pair[0],
+        "draft": pair[1],
+        "temperature": temperature,
+        "number": number,
+        "task": task,
+        "hf_same": greedy,
+        "arms": {
+            name: {"error": each} if isinstance(each, str) else [len(each.tokens), each.forwards, each.seconds]
+            for name, each in found.items()
+        },
+    }
+
+
+def write(path: Path, record: dict[str, Any]) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(record) + "\n")
+
+
+def speed(run: dict[str, Any], arm: str) -> float | None:
+    """Tokens per second."""
+    found = run["arms"][arm]
+    return None if isinstance(found, dict) else found[0] / found[2]
+
+
+def ratio(runs: Sequence[dict[str, Any]], arm: str, base: str) -> str:
+    """Geometric mean of the speed-ups with its interval over prompts."""
+    pairs = [(speed(run, arm), speed(run, base)) for run in runs]
+    found = [fast / slow for fast, slow in pairs if fast and slow]
+    if len(found) < 2:
+        return "error"
+    low, high = interval(found, statistics.geometric_mean, SAMPLES)
+    return f"{statistics.geometric_mean(found):.2f} ({low:.2f} to {high:.2f})"
+
+
+def length(runs: Sequence[dict[str, Any]], arm: str) -> str:
+    """Acceptance length with its interval over prompts."""
+    found = [run["arms"][arm][:2] for run in runs if not isinstance(run["arms"][arm], dict)]
+    if len(found) < 2:
+        return "error"
+    low, high = interval(found, per_forward, SAMPLES)
+    return f"{per_forward(found):.2f} ({low:.2f} to {high:.2f})"
+
+
+def table(path: Path = RESULTS) -> str:
+    """By temperature: acceptance lengths, speed-ups over our plain decoding and over transformers'."""
+    kinds = read(path)
+    runs, origin, parts = kinds["run"], kinds["provenance"][-1], []
+    pairs = list(dict.fromkeys((run["target"], run["draft"]) for run in runs))
+    for temperature in sorted({run["temperature"] for run in runs}):
+        own = [run for run in runs if run["temperature"] == temperature]
+        for title, cell, names in (
+            ("Acceptance length", length, ("slem", "slrs", "tli", "hf_universal")),
+            ("Speed over our plain decoding", lambda some, arm: ratio(some, arm, "plain"), ("auto", *METHODS)),
+            (
+                "Speed over transformers' plain decoding",
+                lambda some, arm: ratio(some, arm, "hf"),
+                ("plain", *METHODS[:1], "auto", "hf_universal"),
+            ),
+        ):
+            lines = [
+                [
+                    f"{pair[0]} + {pair[1]}",
+                    *(cell([r for r in own if (r["target"], r["draft"]) == pair], n) for n in names),
+                ]
+                for pair in pairs
+            ]
+            head = [f"T={temperature:g}: {title}", *(TITLES[name] for name in names)]
+            parts += [*markdown_table(head, lines), ""]
+    counts = statistics.median(sum((r["target"], r["draft"]) == pair for r in runs) for pair in pairs)
+    return "\n".join(
+        [
+            *parts,
+            f"{counts // 2:g} prompts of {', '.join(TASKS)} for most pairs and temperatures, {origin['tokens']} tokens "
+            "each; 95 % bootstrap intervals over prompts. Speeds are geometric means of ratios by prompt, with the time "
+            f"to read it. Drafts of {LENGTH} tokens, confidence threshold 0.4, in transformers too; default: the length "
+            f"by the policy. Our texts equal plain decoding's. {origin_line(origin)}. Made by "
+            f"`{origin['command']}`.",
+        ]
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--smollm2", type=Path, help="SmolLM2-135M-Instruct")
+    parser.add_argument("--smollm2-draft", type=Path, help="a draft with its tokenizer")
+    parser.add_argument("--models", type=Path, default=Path("../shared/models"))
+    parser.add_argument("--prompts", nargs="+", help="question files; those of mt_bench, gsm8k and humaneval are used")
+    parser.add_argument("--only", nargs="+", help="pairs, as target+draft")
+    parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0])
+    parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--count", type=int, default=3, help="questions of a task")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no prompt after this time")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    args = parser.parse_args()
+    until = time.perf_counter() + args.seconds
+    torch.set_num_threads(args.threads)
+    args.prompts = [file for file in args.prompts or [] if any(f"/{task}/" in file for task in TASKS)]
+    if not args.out.exists():
+        given = "--smollm2 MODEL --smollm2-draft DRAFT --models ../shared/models --prompts .../question.jsonl"
+        write(args.out, provenance(f"python benchmarks/pairs.py {given}", tokens=args.tokens))
+    done = {(run["target"], run["draft"], run["temperature"], run["number"]) for run in read(args.out).get("run", ())}
+    for target, drafts in PAIRS.items():
+        for draft in drafts:
+            if not args.only or f"{target}+{draft}" in args.only:
+                measure(args, (target, draft), done, until)
+    print(table(args.out))
+
+
+if __name__ == "__main__":
+    main()
