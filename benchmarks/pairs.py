@@ -28,7 +28,7 @@ from reading import interval, markdown_table, per_forward, read
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import foredraft
-from foredraft.bench.prompts import read_prompts
+from foredraft.bench.prompts import BenchPrompt, read_prompts
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.model.hf.baseline import HFBaseline
 from foredraft.model.text.tokenizer import Tokenizer
@@ -106,9 +106,9 @@ def arms(target: Path, draft: Path) -> tuple[Callable[[Any], list[int]], dict[st
     return plain.encode, made | {"hf": theirs(model, None), "hf_universal": theirs(model, draft)}
 
 
-def questions(files: Sequence[str], count: int) -> list[tuple[str, Any]]:
+def questions(files: Sequence[str], count: int) -> list[BenchPrompt]:
     """The first questions of each task, the tasks in turn."""
-    by_task: dict[str, list[Any]] = {}
+    by_task: dict[str, list[BenchPrompt]] = {}
     for each in itertools.chain.from_iterable(read_prompts(file, chat=True) for file in files):
         by_task.setdefault(each.task, []).append(each)
     turns = itertools.zip_longest(*[found[:count] for found in by_task.values()])
@@ -225,9 +225,9 @@ def table(path: Path = RESULTS) -> str:
     return "\n".join(
         [
             *parts,
-            f"{counts // 2:g} prompts of {', '.join(TASKS)} for most pairs and temperatures, {origin['tokens']} tokens "
-            "each; 95 % bootstrap intervals over prompts. Speeds are geometric means of ratios by prompt, with the time "
-            f"to read it. Drafts of {LENGTH} tokens, confidence threshold 0.4, in transformers too; default: the length "
+            f"{counts // 2:g} prompts of {', '.join(TASKS)} for most cells, {origin['tokens']} tokens "
+            "each; 95 % bootstrap intervals over prompts. Speeds are geometric means of ratios by prompt, reading it "
+            f"included. Drafts of {LENGTH} tokens, confidence threshold 0.4, in transformers too; default: the length "
             f"by the policy. Our texts equal plain decoding's. {origin_line(origin)}. Made by "
             f"`{origin['command']}`.",
         ]
