@@ -103,6 +103,7 @@ def write(
     config = model.config.get_text_config()
     name = NAMES.get(config.model_type, config.model_type)
     writer = gguf.GGUFWriter(path, name)
+    writer.add_file_type(gguf.LlamaFileType["ALL_F32" if kind == "F32" else f"MOSTLY_{kind}"])
     entries = {**_values(config, name), **(_vocabulary(tokenizer, split) if tokenizer else {}), **(metadata or {})}
     for key, value in entries.items():
         _add(writer, key, value)
