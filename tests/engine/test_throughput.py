@@ -93,6 +93,17 @@ def test_rows_count():
     assert mean(run(policy, world, 100).sizes) > 2, "what is known of one row is still known"
 
 
+def test_a_batch_that_shrinks_keeps_what_larger_ones_have_shown():
+    """Rows end one after another, and each batch size would try wide forwards anew."""
+    world = World(TREE, uneven(0.3, 0.7), lambda levels: 0.02 * levels, lambda nodes: 1 + 0.1 * nodes)
+    policy = Throughput(TREE)
+    assert max(run(policy, world, 60, rows=64).sizes) == 1, "64 guesses a step tell enough"
+    for rows in (32, 16, 8):
+        ran = run(policy, world, 30, rows=rows)
+        assert ran.rate > 0.96 * rows / world.forward(rows), rows
+    assert run(policy, world, 60).rate > 1.4 * plain(world)
+
+
 def test_another_temperature_is_another_matter():
     policy, good, bad = Throughput(CHAIN), ALIKE["cheap draft"], LOSES["never accepted"]
     run(policy, replace(bad, temperature=1.0), 400)

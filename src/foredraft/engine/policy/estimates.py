@@ -68,7 +68,10 @@ class Seconds:
 
 
 class ForwardTimes:
-    """Seconds of a step without its draft, by the nodes of its forward; ``means``: of the sizes that were used."""
+    """Seconds of a step without its draft, by the nodes of its forward.
+
+    ``means``: of the sizes that were used. ``hint``: seconds that a node is expected to add, until two sizes were used.
+    """
 
     SLOPE = 0.05  # least extra time of a node beyond the sizes that are known, as a share of a plain step
     HOPE = 0.03  # a size that was not measured is expected to take so much less than its neighbours say, so it is tried
@@ -79,6 +82,7 @@ class ForwardTimes:
     def __init__(self, seconds: Mapping[int, float] = {}, sizes: Sequence[int] = SIZES) -> None:
         self.means = {size: Seconds(value) for size, value in seconds.items()}
         self._sizes = sizes
+        self.hint = 0.0
         self._last = dict.fromkeys(seconds, 0)
         self.steps = 0  # all, so that unused sizes age
         self._before, self._table_step, self._table = 0, 0, dict[int, float]()
@@ -122,7 +126,8 @@ class ForwardTimes:
             means.append((value, min(mean.count, 24)))
         sizes, rising = [*known], rising_means(means)
         asked = [size for size in self._sizes if size < most] + [size for size in (*SIZES, most) if size >= most][:1]
-        slope = max(self.SLOPE * rising[0], (rising[-1] - rising[0]) / max(sizes[-1] - 1, 1))
+        measured = (rising[-1] - rising[0]) / (sizes[-1] - 1) if len(sizes) > 1 else self.hint
+        slope = max(self.SLOPE * rising[0], measured)
         inside = np.interp(asked, sizes, rising).tolist()
         self._table = {
             size: (t + slope * max(size - sizes[-1], 0)) * (1 - self.HOPE * (size not in known))
@@ -130,6 +135,13 @@ class ForwardTimes:
         }
         self._table_step = self.steps
         return self._table
+
+    @property
+    def slope(self) -> float:
+        """Seconds that a node adds up to the largest size that was used."""
+        used = {size: mean.value for size, mean in self.means.items() if size != DROPPED and mean.count}
+        most = max(used, default=1)
+        return max(used[most] - self.plain, 0.0) / (most - 1) if most > 1 and self.plain else self.hint
 
     @property
     def node(self) -> float:

@@ -35,7 +35,7 @@ class Throughput(Policy):
     ahead = True
     SHARE = 0.006  # of the time that trials may lose
     TRIAL, PLAIN = 3, 2  # steps that draft in a trial, and plain ones in theirs
-    LEARN, SHOWN = 3, 7  # the first of them, and the nodes that these verify
+    LEARN, SHOWN = 3, 7  # the first of them, and the nodes that these verify, for all rows together
     OFTEN, SOON = 16, 4  # least steps between trials; SOON where they cost the draft alone
     SWITCH = 0.02  # more than nothing that drafting must gain to start
     RECENT = 0.8  # decay of ``Worth.recent``
@@ -65,7 +65,7 @@ class Throughput(Policy):
         worth = Worth(model.weights, self._prior, recent, prices if cuts else {})
         length, nodes, level = self._needs.longest, 0, rate * pace.level.value
         if not cuts:
-            size = self.SHOWN if learning else self._size(pace, prices, active, by_nodes, level)
+            size = max(self.SHOWN // active, 1) if learning else self._size(pace, prices, active, by_nodes, level)
             length, nodes = (length, size) if by_nodes else (min(size, length), 0)
         if cuts:  # another level is of use with another node
             level += rate * pace.forward.node
@@ -128,10 +128,20 @@ class Throughput(Policy):
         heat = 0 if view.warp.greedy else 1 + (view.warp.hottest > 0.5)
         key = 1 << (len(view.rows) - 1).bit_length(), heat  # up to 1, 2, 4, 8 rows and so on
         if key not in self._paces:
-            self._paces[key] = Pace(ForwardTimes(sizes=self._sizes))
+            self._paces[key] = self._new(*key)
         if heat not in self._models:
             self._models[heat] = AcceptanceModel()
         return self._paces[key], self._models[heat]
+
+    def _new(self, rows: int, heat: int) -> Pace:
+        """The pace of a batch size that has not occurred. One of many rows, where a step that learns is dear, has what
+        others have shown: which guesses are right, and what a node of one row adds to a forward."""
+        pace = Pace(ForwardTimes(sizes=self._sizes))
+        known = {n: other for (n, own), other in self._paces.items() if own == heat and other.steps >= Pace.KNOWN}
+        if known and rows > self.SHOWN:
+            nearest = min(known, key=lambda n: max(n, rows) // min(n, rows))
+            pace.steps, pace.forward.hint = self.LEARN, known[nearest].forward.slope * rows / nearest
+        return pace
 
     def _drafts(self, pace: Pace, rows: int, cheap: bool) -> bool:
         """Whether this step drafts: if that pays, or for a trial. ``cheap``: a trial of one step tells enough."""
