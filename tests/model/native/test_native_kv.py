@@ -111,10 +111,13 @@ def test_drafts_give_the_output_of_plain_decoding(weights, temperature):
     assert found.engine.drafter.network.kv_cache_dtype == "int8"
 
 
-def test_half_precision_is_the_default():
-    for kind in (None, "float16"):
-        target = foredraft.load(build("llama"), "none", weights="int8", kv_cache_dtype=kind).engine.target
-        assert target.kv_cache_dtype == "float16"
+@pytest.mark.parametrize(
+    ("weights", "asked", "kept"),
+    [("int8", None, "float16"), ("int8", "float16", "float16"), ("int4", None, "int8"), ("int4", "float16", "float16")],
+)
+def test_8_bits_are_the_default_beside_weights_of_4(weights: str, asked: str | None, kept: str):
+    target = foredraft.load(build("llama"), "none", weights=weights, kv_cache_dtype=asked).engine.target
+    assert target.kv_cache_dtype == kept
 
 
 def test_a_target_on_transformers_refuses_the_option(caplog: pytest.LogCaptureFixture):

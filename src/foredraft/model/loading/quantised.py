@@ -69,7 +69,7 @@ def with_weights(
         model: on the CPU; it is not kept by the native engine. On the meta device if there is a file.
         weights: int4 or int8, or auto, which is int8 on the native engine or the checkpoint as it is.
         file: the model's weights where they are read from; then the native engine can run it.
-        kv_cache_dtype: of keys and values on the native engine, by default float16.
+        kv_cache_dtype: of keys and values on the native engine, by default int8 with int4, else float16.
 
     Raises:
         ModelError: the model gives other states on the native engine than by itself.
@@ -126,7 +126,7 @@ def native_model(
         model: on the meta device, for config and names.
         weights: int4, int8, or auto, which is int8. What a GGUF file has in codes of as many bits or fewer stays as it
             is.
-        kv_cache_dtype: of keys and values, by default float16.
+        kv_cache_dtype: of keys and values, by default int8 with int4, else float16.
     """
     trim_heap()  # of what config and tokenizer took to read
     precision = PRECISIONS["int8" if weights == "auto" else weights]
@@ -134,7 +134,8 @@ def native_model(
     first_token = first_token_of(model.config.get_text_config())
     with operators_in_one_thread():  # they are small, and wait for each other where other programs use the cores
         decoder = pack_decoder(model, source, precision, progress=lambda layer: trim_heap())
-        native = NativeLM(decoder, model.eval(), first_token=first_token, kv_cache_dtype=kv_cache_dtype or "float16")
+        kept = kv_cache_dtype or ("int8" if precision.bits == 4 else "float16")  # adds nothing to the loss of int4
+        native = NativeLM(decoder, model.eval(), first_token=first_token, kv_cache_dtype=kept)
         error = deviation(model, native)
     trim_heap()
     if not error <= _MOST_ERROR:  # NaN counts as different
