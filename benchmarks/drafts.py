@@ -6,10 +6,10 @@
     python benchmarks/drafts.py shapes --prompts FILE       # deep and wide drafts of as many parameters
     python benchmarks/drafts.py cascades --prompts FILE     # calls of every model by drafter, and time
 
-``train`` makes the models in --folder, all on as many tokens: three boosted drafts, of which the first learns all tokens
-as drafts alone do; two more that are distilled each by itself; and one pruned draft of each shape. --only trains some of
-them, so that several processes share the work. The others write a line of JSON a cell into --out. Cells come in rounds
-of --texts prompts; a finished cell is not run again, and --part-of 0/4 takes every fourth round.
+``train`` makes the models in --folder, all on as many tokens: three boosted drafts, of which the first learns all
+tokens as drafts alone do; two more that are distilled each by itself; and one pruned draft of each shape. --only
+trains some of them, so that several processes share the work. The others write a line of JSON a cell into --out. Cells
+come in rounds of --texts prompts; a finished cell is not run again, and --part-of 0/4 takes every fourth round.
 """
 
 import argparse
