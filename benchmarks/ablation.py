@@ -2,11 +2,12 @@
 
     python benchmarks/ablation.py --model MODEL --data build/answers --prompts mt_bench.jsonl gsm8k.jsonl
 
-Questions: how acceptance grows with the data, for EAGLE-1 and EAGLE-3 (each amount has its own run and learning-rate
-schedule); EAGLE-1's loss on features and EAGLE-3's training-time test, with and without each; three layers of the
+Questions: how acceptance grows with the data, for EAGLE-1, EAGLE-3 and GLIDE (each amount has its own run and
+learning-rate schedule; GLIDE's heads also draft CaPE's chains with siblings); EAGLE-1's loss on features and EAGLE-3's training-time test, with and without each; three layers of the
 target or the top one. Each head drafts chains of five, whose acceptance by position is EAGLE-3's n-alpha
-(arXiv:2503.01840, section 4), and greedy trees of 24 nodes. DATA is the folder of `foredraft answers`. A repeated
-command continues where it was: finished heads are kept in the results, unfinished trainings resume.
+(arXiv:2503.01840, section 4), and greedy trees of 24 nodes. DATA is the folder of `foredraft answers`; with `--texts
+FILE ...` heads learn from texts instead, and sizes are millions of training tokens. A repeated command continues where
+it was: finished heads are kept in the results, unfinished trainings resume.
 """
 
 import argparse
@@ -32,7 +33,8 @@ from foredraft.engine.policy import Constant
 
 RESULTS = Path(__file__).resolve().parent / "results" / "ablation.jsonl"
 SEEDS = (0, 1)
-CHAIN, TREE = "nodes=5,depth=5,top_k=1", "nodes=24,depth=6,top_k=6"
+CHAIN, TREE, CAPE = "nodes=5,depth=5,top_k=1", "nodes=24,depth=6,top_k=6", "num_assistant_tokens=5"
+DRAFTERS = {"eagle": "eagle2", "eagle3": "eagle3", "glide": "glide"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,22 +64,32 @@ def heads(sizes: Sequence[float], middle: float) -> list[Head]:
     found = []
     for seed in SEEDS:
         found += [Head(name, "eagle3", middle, seed, options) for name, options in parts.items()]
-        found += [Head("size", method, size, seed) for size in sizes for method in ("eagle", "eagle3")]
+        found += [Head("size", method, size, seed) for size in sizes for method in DRAFTERS]
     found = [head for head in found if (head.question, head.method, head.size) != ("size", "eagle3", middle)]
     return sorted(found, key=lambda head: (head.seed, head.size))
 
 
 def command(head: Head, args: argparse.Namespace, layers: int) -> list[str]:
     """The training command. A head learns from ``args.passes`` passes over its data."""
-    data = args.work / f"data-{head.size:g}M"
-    tokens = json.loads((data / "about.json").read_text(encoding="utf-8"))["tokens"]
-    own = ["--vocabulary", "8192"] if head.method == "eagle3" else ["--cold"]  # cold: see docs/heads.md
+    files, tokens, cache = [str(file) for file in args.texts], round(1e6 * head.size), args.work / "cache"
+    if not files:
+        data = args.work / f"data-{head.size:g}M"
+        about = json.loads((data / "about.json").read_text(encoding="utf-8"))
+        files, tokens, cache = [str(data / "answers.jsonl")], round(args.passes * about["tokens"]), data / "cache"
+    own = {"eagle": [] if args.warm else ["--cold"], "eagle3": ["--vocabulary", "8192"], "glide": []}[head.method]
     options = [str(layers) if word == "TOP" else word for word in head.options]
     settings = {"length": args.length, "batch": args.batch, "lr": args.lr, "seed": head.seed, "validate": 10**9}
     given = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
-    words = ["foredraft", "train", head.method, "-m", args.model, "--data", str(data / "answers.jsonl")]
-    words += ["--store", str(args.store), "--cache", str(data / "cache"), "--out", str(args.work / head.name)]
-    return [*words, "--tokens", str(round(args.passes * tokens)), *own, *given, *options]
+    words = [
+        "foredraft",
+        "train",
+        head.method,
+        "-m",
+        args.model,
+        *(word for file in files for word in ("--data", file)),
+    ]
+    words += ["--store", str(args.store), "--cache", str(cache), "--out", str(args.work / head.name)]
+    return [*words, "--tokens", str(tokens), *own, *given, *options]
 
 
 def write_data(source: Path, size: float, folder: Path) -> None:
@@ -144,9 +156,11 @@ class Trainings:
 def trial(target: Any, head: Head, path: Path, prompts: dict[str, list[Any]], tokens: int) -> dict[str, Any]:
     """Chains, greedy and at temperature 1, and greedy trees, for all prompts at once."""
     rows, found = [(task, prompt) for task, own in prompts.items() for prompt in own], {}
-    drafter = "eagle3" if head.method == "eagle3" else "eagle2"
-    for shape, options, temperatures in (("chain", CHAIN, (0.0, 1.0)), ("tree", TREE, (0.0,))):
-        with foredraft.load(target, f"{drafter}:{path},{options}", max_batch_size=len(rows)) as generator:
+    drafter = f"{DRAFTERS[head.method]}:{path}"
+    shapes = [("chain", f"{drafter},{CHAIN}", (0.0, 1.0)), ("tree", f"{drafter},{TREE}", (0.0,))]
+    shapes += [("CaPE", f"cape:{path},{CAPE}", (0.0,))] if head.method == "glide" else []
+    for shape, spec, temperatures in shapes:
+        with foredraft.load(target, spec, max_batch_size=len(rows)) as generator:
             generator.engine.policy = Constant(generator.engine.drafter.needs.longest)
             for temperature in temperatures:
                 params = SamplingParams(max_new_tokens=tokens, temperature=temperature)
@@ -168,13 +182,18 @@ def trial(target: Any, head: Head, path: Path, prompts: dict[str, list[Any]], to
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="folder or hub name")
-    parser.add_argument("--data", type=Path, required=True, help="folder of foredraft answers")
+    parser.add_argument("--data", type=Path, help="folder of foredraft answers")
+    parser.add_argument("--texts", type=Path, nargs="+", default=[], help="in its place: data of foredraft train")
+    parser.add_argument("--questions", nargs="+", help="ask these alone: size, ttt, ...")
+    parser.add_argument("--methods", nargs="+", choices=DRAFTERS, default=list(DRAFTERS), help="train these alone")
+    parser.add_argument("--warm", action="store_true", help="EAGLE-1 starts from the target's last layer")
     parser.add_argument("--prompts", type=Path, nargs="+", required=True)
     parser.add_argument("--count", type=int, default=80, help="prompts of each file")
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument(
         "--sizes", type=float, nargs="+", default=[0.25, 0.5, 1, 2, 4], help="millions of answer tokens"
     )
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
     parser.add_argument("--middle", type=float, default=1, help="of these, the one of the other questions")
     parser.add_argument("--passes", type=float, default=3)
     parser.add_argument("--length", type=int, default=512)
@@ -188,12 +207,19 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     begin = time.monotonic()
-    for size in args.sizes:
+    if bool(args.texts) == bool(args.data):
+        parser.error("give --data or --texts")
+    for size in args.sizes if args.data else ():
         write_data(args.data, size, args.work / f"data-{size:g}M")
     done = set()
     if args.out.exists():
         done = {json.loads(line).get("name") for line in args.out.read_text(encoding="utf-8").splitlines()}
-    todo = [head for head in heads(args.sizes, args.middle) if head.name not in done]
+    chosen = [
+        head
+        for head in heads(args.sizes, args.middle)
+        if head.method in args.methods and head.question in (args.questions or [head.question])
+    ]
+    todo = [head for head in chosen if head.name not in done and head.seed in args.seeds]
     rows = {"max_batch_size": len(args.prompts) * args.count, "kv_cache_memory_bytes": args.kv_cache_memory_bytes}
     with foredraft.load(args.model, "none", dtype="float32", **rows) as target:
         prompts = tokenized(target, args.prompts, args.count)
@@ -220,6 +246,7 @@ def main() -> None:
                     if new:
                         facts = {"target": Path(args.model).name, "count": args.count, "new_tokens": args.new_tokens}
                         facts |= {"target_device": str(target.engine.target.device), "parallel": args.parallel}
+                        facts |= {"passes": args.passes, "texts": [file.name for file in args.texts]}
                         out.write(json.dumps(provenance("python " + " ".join(sys.argv), **facts)) + "\n")
                     out.write(json.dumps(row) + "\n")
                 print(head.name, flush=True)
