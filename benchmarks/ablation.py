@@ -3,11 +3,12 @@
     python benchmarks/ablation.py --model MODEL --data build/answers --prompts mt_bench.jsonl gsm8k.jsonl
 
 Questions: how acceptance grows with the data, for EAGLE-1, EAGLE-3 and GLIDE (each amount has its own run and
-learning-rate schedule; GLIDE's heads also draft CaPE's chains with siblings); EAGLE-1's loss on features and EAGLE-3's training-time test, with and without each; three layers of the
-target or the top one. Each head drafts chains of five, whose acceptance by position is EAGLE-3's n-alpha
-(arXiv:2503.01840, section 4), and greedy trees of 24 nodes. DATA is the folder of `foredraft answers`; with `--texts
-FILE ...` heads learn from texts instead, and sizes are millions of training tokens. A repeated command continues where
-it was: finished heads are kept in the results, unfinished trainings resume.
+learning-rate schedule; GLIDE's heads also draft CaPE's chains with siblings); EAGLE-1's loss on features and EAGLE-3's
+training-time test, with and without each; three layers of the target or the top one. Each head drafts chains of five,
+whose acceptance by position is EAGLE-3's n-alpha (arXiv:2503.01840, section 4), and greedy trees of 24 nodes. DATA is
+the folder of `foredraft answers`; with `--texts FILE ...` heads learn from texts instead, and sizes are millions of
+training tokens. A repeated command continues where it was: finished heads are kept in the results, unfinished trainings
+resume.
 """
 
 import argparse

@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "heads.jsonl"
 REAL = ROOT / "benchmarks" / "results" / "smollm2_heads.jsonl"
 ABLATION = ROOT / "benchmarks" / "results" / "ablation.jsonl"
+GLIDE = tuple(ROOT / "benchmarks" / "results" / f"glide{of}.jsonl" for of in ("", "_smollm2"))
 FIGURES = ROOT / "docs" / "figures"
 Run = dict[str, Any]
 
@@ -92,17 +93,7 @@ def ablation(path: Path = ABLATION) -> str:
     """EAGLE's findings: each head's chains by position, and its trees."""
     kinds = read(path)
     origin = kinds["provenance"][0]
-    tasks = [name.removeprefix(_GREEDY) for name in kinds["head"][0]["trial"] if name.startswith(_GREEDY)]
-    titles = ["head", "data", *(f"{TITLES.get(task, task)}: chain, tree" for task in tasks), "0-alpha to 4-alpha"]
-    rows = []
-    for head in sorted(kinds["head"], key=lambda each: (each["question"] != "size", each["method"], each["size"])):
-        method = {"eagle": "EAGLE-1", "eagle3": "EAGLE-3"}[head["method"]]
-        question = QUESTIONS[head["question"]]
-        found = {name: acceptance_interval(arm) for name, arm in head["trial"].items()}
-        cells = [f"{found[f'chain, T=0, {task}']}, {found[f'tree, T=0, {task}']}" for task in tasks]
-        alphas = " ".join(f"{alpha:.2f}" for alpha in _alphas(head))
-        rows.append([f"{method}{question and ', '}{question}", f"{head['size']:g}M", *cells, alphas])
-    lines = markdown_table(titles, rows, words=[0])
+    lines = _trials(kinds["head"], "data", lambda head: f"{head['size']:g}M")
     lines += [
         "",
         f"{origin['target']}, one seed, three passes over the data, draft vocabulary of EAGLE-3 8,192. Tokens per "
@@ -111,6 +102,40 @@ def ablation(path: Path = ABLATION) -> str:
         f"{origin['commit'][:9]}, {origin['date']}. Made by `benchmarks/ablation.py`.",
     ]
     return "\n".join(lines)
+
+
+def glide(paths: Iterable[Path] = GLIDE) -> str:
+    """GLIDE's heads beside EAGLE's of as much training, and CaPE over them: a table for each target."""
+    parts = []
+    for kinds in (read(path) for path in paths if path.exists()):
+        origin = kinds["provenance"][0]
+        texts = f"training on {', '.join(origin['texts'])}" if origin["texts"] else "training on the target's answers"
+        caption = (
+            f"{origin['target']}, one seed, {texts}. Tokens per forward, greedy, {origin['count']} prompts of a task, "
+            f"{origin['new_tokens']} new tokens, with 95 % intervals over prompts; chains of five, trees of 24 nodes, "
+            f"CaPE's of at most 35. {origin_line(origin)}. Made by `benchmarks/ablation.py`."
+        )
+        table = _trials(kinds["head"], "training tokens", lambda head: f"{head['tokens'] / 1e6:.2f}M")
+        parts.append("\n".join([*table, "", caption]))
+    return "\n\n".join(parts)
+
+
+def _trials(heads: Iterable[Run], column: str, size: Callable[[Run], str]) -> list[str]:
+    """The acceptance lengths of each head's chains and trees by task, and its chains' acceptance by position."""
+    heads = sorted(heads, key=lambda each: (each["question"] != "size", each["method"], each["size"]))
+    tasks = [name.removeprefix(_GREEDY) for name in heads[0]["trial"] if name.startswith(_GREEDY)]
+    titles = ["head", column, *(f"{TITLES.get(task, task)}: chain, tree" for task in tasks), "0-alpha to 4-alpha"]
+    rows = []
+    for head in heads:
+        method = {"eagle": "EAGLE-1", "eagle3": "EAGLE-3", "glide": "GLIDE"}[head["method"]]
+        question = QUESTIONS[head["question"]]
+        found = {name: acceptance_interval(arm) for name, arm in head["trial"].items()}
+        cells = [f"{found[f'chain, T=0, {task}']}, {found[f'tree, T=0, {task}']}" for task in tasks]
+        alphas = " ".join(f"{alpha:.2f}" for alpha in _alphas(head))
+        rows.append([f"{method}{question and ', '}{question}", size(head), *cells, alphas])
+        if f"CaPE, T=0, {tasks[0]}" in found:
+            rows.append([f"{method} with CaPE", size(head), *(found[f"CaPE, T=0, {task}"] for task in tasks), ""])
+    return markdown_table(titles, rows, words=[0])
 
 
 def _chain(head: Run) -> float:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import drafts_tables
 import early_exit
+import heads_summary
 import lossy
 import online as online_stream
 import retrieval
@@ -122,6 +123,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "pruned_drafts": depth,
     "online": online,
     "specinfer": drafts_tables.specinfer,
+    "glide": heads_summary.glide,
     "cascade": drafts_tables.cascades,
     "universal": universal,
     "shared_noise": shared_noise.table,
