@@ -1,0 +1,356 @@
+"""A draft model at every length, against the theory, and truncated laws: the figures of the papers on a real model.
+
+    python benchmarks/chains.py sweep --target MODEL --draft DRAFT --prompts ../shared/data/prompts/eagle
+    python benchmarks/chains.py laws --target MODEL --draft DRAFT --prompts ../shared/data/prompts/eagle
+    python benchmarks/chains.py plot
+
+``sweep`` remakes Figure 1 of Chen et al. (arXiv:2302.01318): acceptance rate, time of a step and time per token for
+drafts of 1 to 10 tokens, on summaries (theirs: XSum; here CNN/DM) and on code (HumanEval), greedy and at temperature 1
+with their rule (``verifier="token"``). From plain decoding's step, the draft's level and the acceptance rate, Theorem
+3.8 of Leviathan et al. (arXiv:2211.17192) predicts the time per token. Arms take turns, prompt by prompt.
+
+``laws`` cuts the laws of both models as Hewitt et al. (arXiv:2210.15191) do, who call it desmoothing: a language model
+is a smoothed law, and what is cut is taken for smoothing. For each token of the target's texts at temperature 1: how
+many tokens stay, how much probability goes, and the acceptance rate sum min(p, q) of a draft with the same cut. These
+laws are in float32 and need no times.
+
+Finished lines are not made again.
+"""
+
+import argparse
+import itertools
+import json
+import math
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from origin import origin_line, provenance
+from pictures import described, grounded
+from reading import interval, markdown_table, read
+from transformers import AutoModelForCausalLM
+
+import foredraft
+from foredraft.bench.prompts import read_prompts
+from foredraft.bench.report import plots
+from foredraft.core import theory
+from foredraft.core.sampling.params import SamplingParams
+from foredraft.core.sampling.truncation import Truncation
+from foredraft.engine.policy import Constant
+
+RESULTS = Path(__file__).resolve().parent / "results" / "chains.jsonl"
+FIGURES = Path(__file__).resolve().parent.parent / "docs" / "figures"
+TASKS = {"sum": "summaries", "humaneval": "code"}
+LONGEST = 10
+RULES = {0.0: "default", 1.0: "token"}
+CUTS: dict[str, dict[str, float]] = {
+    "nothing": {},
+    "top-k 50": {"top_k": 50},
+    "top-p 0.95": {"top_p": 0.95},
+    "epsilon 0.0009": {"epsilon_cutoff": 9e-4},
+    "eta 0.0009, alpha 0.03": {"eta_cutoff": 9e-4},
+    "eta 0.0009, alpha 0.003": {"eta_cutoff": 9e-4, "eta_alpha": 3e-3},
+}
+"""The second last one is the paper's choice: alpha is the square root of epsilon, as in transformers."""
+DRAWN = ("top-p 0.95", "epsilon 0.0009", "eta 0.0009, alpha 0.03")
+SAMPLES = 1000
+"""Of the bootstrap."""
+Run = dict[str, Any]
+
+
+def chats(args: argparse.Namespace) -> list[tuple[str, int, Any]]:
+    """Task, number and prompt, the tasks in turn."""
+    files = {task: read_prompts(args.prompts / task / "question.jsonl", chat=True) for task in TASKS}
+    return [(task, number, files[task][number].prompt) for number in range(args.count) for task in TASKS]
+
+
+def sweep(args: argparse.Namespace, done: set[tuple]) -> Iterator[Run]:
+    """One line per prompt and temperature, with all lengths."""
+    todo = [(*each, heat) for each in chats(args) for heat in RULES if ("sweep", each[0], each[1], heat) not in done]
+    options: dict[str, Any] = {"weights": args.weights, "device": "cpu"}
+    plain = foredraft.load(args.target, None, **options)
+    spec = f"draft_model:{args.draft},num_assistant_tokens={LONGEST}"
+    made = {
+        heat: foredraft.load(plain, spec, **({} if rule == "default" else {"verifier": rule}))
+        for heat, rule in RULES.items()
+    }
+    for turn, (task, number, prompt, heat) in enumerate([todo[0], *todo] if todo else []):
+        if time.perf_counter() > args.until:
+            return
+        encoded, arms = plain.encode(prompt), []
+        params = SamplingParams(
+            max_new_tokens=args.tokens if turn else 16, eos_token_id=(), temperature=heat, seed=number
+        )
+        lengths = range(LONGEST + 1)
+        for k in (*lengths[number % 11 :], *lengths[: number % 11]):
+            made[heat].engine.policy = Constant(k, confidence=1e-9)  # no siblings
+            stats = (made[heat] if k else plain).generate(encoded, params).stats
+            arms.append(
+                {
+                    "k": k,
+                    "tokens": stats.tokens - 1,  # the first follows the prompt
+                    "steps": stats.target_forwards,
+                    "drafted": list(stats.drafted_by_depth),
+                    "accepted": list(stats.accepted_by_depth),
+                    "seconds": stats.seconds - stats.prefill_seconds,
+                    "draft_seconds": stats.draft_seconds,
+                }
+            )
+        if turn:
+            yield {"kind": "sweep", "task": task, "number": number, "temperature": heat, "arms": arms}
+
+
+@torch.inference_mode()
+def laws(args: argparse.Namespace, done: set[tuple]) -> Iterator[Run]:
+    """One line per text: means for each cut, and for each token entropy, tokens kept, and probability cut."""
+    todo = [each for each in chats(args) if ("laws", *each[:2], 1.0) not in done]
+    plain = foredraft.load(args.target, None, weights=args.weights, device="cpu")
+    models = [AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32) for path in (args.target, args.draft)]
+    for task, number, prompt in todo:
+        if time.perf_counter() > args.until:
+            return
+        encoded = plain.encode(prompt)
+        params = SamplingParams(max_new_tokens=args.tokens, eos_token_id=(), temperature=1.0, seed=number)
+        text = [*encoded, *plain.generate(encoded, params).tokens]
+        places = slice(len(encoded) - 1, len(text) - 1)
+        p, q = (model(torch.tensor([text])).logits[:, places].float() for model in models)
+        whole = p.softmax(-1)
+        entropy = torch.special.entr(whole).sum(-1)[0]
+        cuts: dict[str, Any] = {}
+        for name, options in CUTS.items():
+            cut = Truncation.of([SamplingParams(temperature=1.0, **options)], "cpu")  # type: ignore[arg-type]
+            target, draft = cut(p), cut(q)
+            kept = target.isfinite()
+            alpha = theory.acceptance(target.softmax(-1), draft.softmax(-1))[0]
+            cuts[name] = {
+                "alpha": round(float(alpha.mean()), 5),
+                "kept": kept.sum(-1)[0].tolist(),
+                "cut": [round(value, 5) for value in (1 - (whole * kept).sum(-1))[0].tolist()],
+            }
+        yield {
+            "kind": "laws",
+            "task": task,
+            "number": number,
+            "temperature": 1.0,
+            "entropy": [round(value, 4) for value in entropy.tolist()],
+            "cuts": cuts,
+        }
+
+
+# ---- what the lines say
+
+
+def arm(run: Run, k: int) -> Run:
+    return next(each for each in run["arms"] if each["k"] == k)
+
+
+def acceptance_rate(runs: Sequence[Run], k: int) -> float:
+    """Accepted over judged tokens; a token is judged if all before it in the draft were accepted."""
+    accepted = judged = 0
+    for run in runs:
+        own = arm(run, k)
+        accepted += sum(own["accepted"])
+        judged += sum(min(d, a) for d, a in zip(own["drafted"], [own["steps"], *own["accepted"]], strict=False))
+    return accepted / judged
+
+
+def per_token(runs: Sequence[Run], k: int) -> float:
+    """Milliseconds per token."""
+    return 1e3 * sum(arm(run, k)["seconds"] for run in runs) / sum(arm(run, k)["tokens"] for run in runs)
+
+
+def per_step(runs: Sequence[Run], k: int) -> float:
+    """Milliseconds of a step: drafting, the target's forward, and the rest."""
+    return 1e3 * sum(arm(run, k)["seconds"] for run in runs) / sum(arm(run, k)["steps"] for run in runs)
+
+
+def level(runs: Sequence[Run], k: int) -> float:
+    """Milliseconds of drafting a token."""
+    drafted = sum(arm(run, k)["drafted"][0] * k for run in runs)
+    return 1e3 * sum(arm(run, k)["draft_seconds"] for run in runs) / drafted
+
+
+def predicted(runs: Sequence[Run], k: int) -> float:
+    """Milliseconds per token by Theorem 3.8, from one acceptance rate and one c for all lengths."""
+    plain = per_token(runs, 0)
+    alpha = statistics.mean(acceptance_rate(runs, each) for each in range(1, LONGEST + 1))
+    cost = statistics.median(level(runs, each) for each in range(1, LONGEST + 1)) / plain
+    return plain / theory.speed_up(alpha, k, cost)
+
+
+def cells(path: Path = RESULTS) -> dict[tuple[str, float], list[Run]]:
+    """The runs of each task and temperature."""
+    found: dict[tuple[str, float], list[Run]] = {}
+    for run in sorted(read(path)["sweep"], key=lambda run: run["temperature"]):
+        found.setdefault((run["task"], run["temperature"]), []).append(run)
+    return found
+
+
+def best(runs: Sequence[Run], of: Any) -> int:
+    """The length, or 0, with the least time per token."""
+    return min(range(LONGEST + 1), key=lambda k: of(runs, k) if k else per_token(runs, 0))
+
+
+def sweep_table(path: Path = RESULTS) -> str:
+    """Acceptance rate, and measured and predicted speed-up, by length."""
+    kinds, lines = read(path), []
+    shown = (1, 2, 3, 4, 6, 8, 10)
+    for (task, heat), runs in cells(path).items():
+        name = f"{TASKS[task]}, T={heat:g}"
+        rates = [f"{acceptance_rate(runs, k):.2f}" for k in shown]
+        lines.append([f"{name}: acceptance rate", *rates, ""])
+        gains = []
+        for k in shown:
+            low, high = interval(runs, lambda some, k=k: per_token(some, 0) / per_token(some, k), SAMPLES)
+            gains.append(f"{per_token(runs, 0) / per_token(runs, k):.2f} ({low:.2f} to {high:.2f})")
+        lines.append([f"{name}: speed-up", *gains, f"{best(runs, per_token)}"])
+        expected = [f"{per_token(runs, 0) / predicted(runs, k):.2f}" for k in shown]
+        lines.append([f"{name}: predicted", *expected, f"{best(runs, predicted)}"])
+        times = [f"{per_step(runs, k):.1f}" for k in shown]
+        lines.append([f"{name}: ms per step (plain {per_step(runs, 0):.1f})", *times, ""])
+    origin = kinds["provenance"][0]
+    count = min(map(len, cells(path).values()))
+    head = ["K", *map(str, shown), "best K"]
+    return "\n".join(
+        [
+            *markdown_table(head, lines),
+            "",
+            f"{count} prompts or more a row, {origin['tokens']} tokens each; 95 % bootstrap intervals over prompts. "
+            f"{origin_line(origin, origin['weights'])}. Made by `{origin['command']}`.",
+        ]
+    )
+
+
+def laws_table(path: Path = RESULTS) -> str:
+    """By cut: tokens that stay, probability that goes, and acceptance."""
+    kinds, lines = read(path), []
+    runs = kinds["laws"]
+    for name in CUTS:
+        kept = [count for run in runs for count in run["cuts"][name]["kept"]]
+        gone = [value for run in runs for value in run["cuts"][name]["cut"]]
+        sure = [
+            value
+            for run in runs
+            for value, entropy in zip(run["cuts"][name]["cut"], run["entropy"], strict=True)
+            if entropy < 0.5
+        ]
+        alphas = [run["cuts"][name]["alpha"] for run in runs]
+        low, high = interval(alphas, statistics.mean, SAMPLES)
+        lines.append(
+            [
+                name,
+                f"{statistics.median(kept):,.0f}",
+                f"{100 * statistics.mean(gone):.2f} %",
+                f"{100 * statistics.mean(sure):.2f} %",
+                f"{statistics.mean(alphas):.3f} ({low:.3f} to {high:.3f})",
+            ]
+        )
+    head = ["cut", "tokens that stay (median)", "probability cut", "where the entropy is below 0.5", "acceptance rate"]
+    count = sum(len(run["entropy"]) for run in runs)
+    return "\n".join(
+        [*markdown_table(head, lines), "", f"{count:,} tokens of {len(runs)} texts at temperature 1, laws in float32."]
+    )
+
+
+def table(path: Path = RESULTS) -> str:
+    """Both tables, with the pictures."""
+    parts = ["![Acceptance rate, time of a step and time per token by draft length](figures/chains.svg)"]
+    parts += [sweep_table(path), "### Truncated laws"]
+    parts += ["![Tokens that stay and probability that is cut, by entropy](figures/laws.svg)", laws_table(path)]
+    return "\n\n".join(parts)
+
+
+# ---- pictures
+
+
+def draw_sweep(path: Path = RESULTS) -> None:
+    figure, (tokens, rates, steps) = plots.canvas(8.4, 3.0, 3)
+    lengths = range(1, LONGEST + 1)
+    facts = []
+    for number, ((task, heat), runs) in enumerate(cells(path).items()):
+        look = {"color": plots.color(number), "markersize": 3, "label": f"{TASKS[task]}, T={heat:g}"}
+        measured = [per_token(runs, k) for k in range(LONGEST + 1)]
+        tokens.plot(range(LONGEST + 1), measured, "o-", **look)
+        tokens.plot(lengths, [predicted(runs, k) for k in lengths], "--", color=plots.color(number), linewidth=0.8)
+        rates.plot(lengths, [acceptance_rate(runs, k) for k in lengths], "o-", **look)
+        steps.plot(range(LONGEST + 1), [per_step(runs, k) for k in range(LONGEST + 1)], "o-", **look)
+        facts.append(f"{look['label']}: ms per token by K: " + ", ".join(f"{value:.2f}" for value in measured))
+    tokens.set_title("ms per token (dashed: theory)")
+    rates.set_title("acceptance rate")
+    steps.set_title("ms per step")
+    for axes in (tokens, rates, steps):
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel("drafted tokens, K")
+    plots.legend(figure, *tokens.get_legend_handles_labels(), columns=4)
+    _save(figure, "chains.svg", "Acceptance rate, time of a step and time per token by draft length", facts)
+
+
+def draw_laws(path: Path = RESULTS) -> None:
+    figure, (kept, gone) = plots.canvas(7.2, 3.0, 2)
+    runs, facts = read(path)["laws"], []
+    entropy = np.array([value for run in runs for value in run["entropy"]])
+    edges = np.array([0, 0.1, 0.25, 0.5, 1, 1.5, 2, 3, 4, math.inf])
+    bins = [(entropy >= low) & (entropy < high) for low, high in itertools.pairwise(edges)]
+    bins = [chosen for chosen in bins if chosen.sum() >= 10]
+    across = [float(entropy[chosen].mean()) for chosen in bins]
+    for number, name in enumerate(DRAWN):
+        counts = np.array([value for run in runs for value in run["cuts"][name]["kept"]])
+        shares = np.array([value for run in runs for value in run["cuts"][name]["cut"]])
+        kept.plot(across, [np.median(counts[each]) for each in bins], "o-", color=plots.color(number), markersize=3)
+        values = [100 * float(shares[each].mean()) for each in bins]
+        gone.plot(across, values, "o-", color=plots.color(number), markersize=3, label=name)
+        facts.append(f"{name}: percent cut by entropy: " + ", ".join(f"{value:.2f}" for value in values))
+    kept.set_yscale("log")
+    kept.set_title("tokens that stay (median)")
+    gone.set_title("probability that is cut, %")
+    gone.set_ylim(bottom=0)
+    for axes in (kept, gone):
+        axes.set_xlabel("entropy of the target's law, nats")
+    plots.legend(figure, *gone.get_legend_handles_labels())
+    _save(figure, "laws.svg", "Tokens that stay and probability that is cut, by entropy", facts)
+
+
+def _save(figure: Any, name: str, title: str, facts: Sequence[str]) -> None:
+    figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1)
+    text = described(grounded(plots.themed_svg(figure, title)), "", "\n".join(facts))
+    (FIGURES / name).write_text(text.rstrip() + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=("sweep", "laws", "plot"))
+    parser.add_argument("--target", help="a folder")
+    parser.add_argument("--draft", help="a folder with a draft model of the same tokenizer")
+    parser.add_argument("--weights", default="int4", help="of both, for texts and times")
+    parser.add_argument("--prompts", type=Path, help="the folder with Spec-Bench's tasks as EAGLE's files")
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--count", type=int, default=8, help="prompts of a task")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no line after this time")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    args = parser.parse_args()
+    args.until = time.perf_counter() + args.seconds
+    if args.part == "plot":
+        with plots.styled():
+            draw_sweep(args.out)
+            draw_laws(args.out)
+        return
+    torch.set_num_threads(args.threads)
+    if not args.out.exists():
+        given = "--target MODEL --draft DRAFT --prompts ../shared/data/prompts/eagle"
+        facts = {"tokens": args.tokens, "weights": args.weights}
+        args.out.write_text(json.dumps(provenance(f"python benchmarks/chains.py sweep {given}", **facts)) + "\n")
+    kinds = read(args.out)
+    every = [*kinds.get("sweep", ()), *kinds.get("laws", ())]
+    done = {(run["kind"], run["task"], run["number"], run["temperature"]) for run in every}
+    for line in {"sweep": sweep, "laws": laws}[args.part](args, done):
+        with args.out.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+if __name__ == "__main__":
+    main()
