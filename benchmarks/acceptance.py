@@ -33,7 +33,7 @@ import torch
 from acceptance_tables import PICKED, PLAIN, RATIO, RESULTS, SHARED, tables
 from origin import provenance
 from reading import read
-from real_model import FIXED, HEADS, NETWORKS, TASKS, arms, repeated
+from real_model import DEPTH, FIXED, HEADS, NETWORKS, TASKS, arms, repeated
 from seeded_texts import run_texts, tokenized
 
 import foredraft
@@ -99,6 +99,8 @@ def cells(heads: dict[str, str], temperatures: Sequence[float], nodes: Sequence[
     if "eagle1" in heads:
         shapes = {n: "x".join("1" * n) for n in CHAINS}
         specs |= {f"eagle1-chain {n}": f"eagle1:{heads['eagle1']},tree={shape},{FIXED}" for n, shape in shapes.items()}
+    if "draft_model" in heads:
+        specs |= {f"sequoia {n}": f"sequoia:{heads['draft_model']},nodes={n},depth={DEPTH[n]},{FIXED}" for n in nodes}
     found = []
     for name, spec in specs.items():
         method, _, size = name.partition(" ")
@@ -237,6 +239,7 @@ class Bench:
         plain = self._decoded(self.plain, missing, temperature, eos_token_id=())  # a step may go beyond the end
         for (task, number, ids), text in zip(missing, plain, strict=True):
             recorded[task, number] = RecordedText([*ids, *text.tokens])
+        self._decoded(generator, prompts[:1], temperature)  # what drafters measure on the target, they measure here
         texts = []
         for prompt in prompts:
             with recorded[prompt[:2]].replayed(generator.engine.target):
@@ -327,7 +330,9 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=40, help="prompts of each task")
     parser.add_argument("--output-tokens", type=int, default=128)
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0, 0.6, 1])
-    parser.add_argument("--nodes", type=int, nargs="+", default=[4, 8, 24, 60], help="sizes of trees and chains")
+    parser.add_argument(
+        "--nodes", type=int, nargs="+", choices=DEPTH, default=list(DEPTH), help="sizes of trees and chains"
+    )
     parser.add_argument("--only", nargs="+", help="methods, such as eagle3; others are left out")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", default="float32")

@@ -35,6 +35,7 @@ TITLES = {
     "eagle1-chain": "EAGLE-1, chain",
     "blockwise": "blockwise",
     "draft_model": "draft model",
+    "sequoia": "Sequoia",
     "prompt_lookup": "prompt lookup",
     "max_gram": "Max-Gram",
 }
@@ -134,6 +135,7 @@ def orders() -> list[Comparison]:
         title += ": a dynamic tree over a static one, same weights" * (better == "eagle2")
         found.append((title, (better, SHARED), (worse, SHARED)))
     found.append(("EAGLE-3: tree over chain", ("eagle3", SHARED), ("eagle3-chain", SHARED)))
+    found.append(("draft model: Sequoia over chain", ("sequoia", SHARED), ("draft_model", SHARED)))
     return found
 
 
