@@ -54,6 +54,13 @@ from foredraft.model.kv.masks import StepIn
 
 CHAINS = (4, 8)
 """Lengths of chains of EAGLE-1, on which traversal is block verification and recursive rejection token verification."""
+SWITCHES = {
+    "eagle2-expanded": "",
+    "eagle2-no-value": ",value=no",
+    "eagle2-no-rerank": ",rerank=no",
+    "eagle2-neither": ",value=no,rerank=no",
+}
+"""EAGLE-2's ablation, on a tree that has as many nodes as are expanded."""
 NONE = 0
 """A token after a text's end."""
 LARGE = 60
@@ -99,6 +106,8 @@ def cells(heads: dict[str, str], temperatures: Sequence[float], nodes: Sequence[
     if "eagle1" in heads:
         shapes = {n: "x".join("1" * n) for n in CHAINS}
         specs |= {f"eagle1-chain {n}": f"eagle1:{heads['eagle1']},tree={shape},{FIXED}" for n, shape in shapes.items()}
+        expanded = f"eagle2:{heads['eagle1']},nodes=24,depth=6,top_k=4,{FIXED}"  # as many as a tree without re-rank has
+        specs |= {f"{name} 24": f"{expanded}{switches}" for name, switches in SWITCHES.items()}
     if "draft_model" in heads:
         specs |= {f"sequoia {n}": f"sequoia:{heads['draft_model']},nodes={n},depth={DEPTH[n]},{FIXED}" for n in nodes}
     found = []

@@ -28,6 +28,10 @@ RATIO = {
 TITLES = {
     "eagle3": "EAGLE-3",
     "eagle2": "EAGLE-2",
+    "eagle2-expanded": "EAGLE-2, four expanded a level",
+    "eagle2-no-value": "the same without value",
+    "eagle2-no-rerank": "the same without re-rank",
+    "eagle2-neither": "the same without both",
     "eagle1": "EAGLE-1",
     "hydra": "Hydra++",
     "medusa": "Medusa",
@@ -135,6 +139,8 @@ def orders() -> list[Comparison]:
         title += ": a dynamic tree over a static one, same weights" * (better == "eagle2")
         found.append((title, (better, SHARED), (worse, SHARED)))
     found.append(("EAGLE-3: tree over chain", ("eagle3", SHARED), ("eagle3-chain", SHARED)))
+    for title, without in (("value", "no-value"), ("re-rank", "no-rerank"), ("both", "neither")):
+        found.append((f"EAGLE-2: {title} over none", ("eagle2-expanded", SHARED), (f"eagle2-{without}", SHARED)))
     found.append(("draft model: Sequoia over chain", ("sequoia", SHARED), ("draft_model", SHARED)))
     return found
 

@@ -121,7 +121,7 @@ def acceptance(inputs: Inputs) -> list[Command]:
     for name, folder in (("eagle1", "eagle1"), ("medusa", "medusa"), ("hydra", "hydra++"), ("blockwise", "blockwise")):
         if (head := inputs.heads / "smollm2" / folder / "head").exists():
             words += [f"--{name}", head]
-    return [script("acceptance", *words, "--processes", "2")]
+    return [script("acceptance", *words, "--weights", "int4")]
 
 
 def universal(inputs: Inputs) -> list[Command]:
@@ -240,8 +240,8 @@ PARTS = {
         real,
     ),
     "acceptance": Part(
-        "acceptance of every method at equal sizes on a real model (minutes on a GPU): results.md",
-        100.0,
+        "acceptance of every method at equal sizes on a real model: results.md",
+        10.0,
         ("acceptance.jsonl",),
         lambda i: (i.prompts, i.head),
         acceptance,

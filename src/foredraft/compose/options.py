@@ -76,8 +76,8 @@ class LoadOptions(SharedOptions):
     device: such as cuda:1 or cpu; by default a GPU if there is one.
     weights: of target and draft models on the native CPU engine: int4, int8, or auto, which is int8 where it runs. By
         default, weights stay as they are, those of a quantised GGUF file on the engine. See docs/native.md.
-    kv_cache_dtype: of keys and values on the native CPU engine: float16 or int8; by default int8 with int4 weights, else
-        float16.
+    kv_cache_dtype: of keys and values on the native CPU engine: float16 or int8; by default int8 with int4 weights,
+        else float16.
     tensor_parallel: processes that share the target's weights; start them with torchrun --nproc-per-node N.
     exact: run every forward with the same number of nodes, so that drafts cannot flip near-ties.
     compile: run forwards, also of drafts, and on GPUs verification by torch.compile; a new shape takes seconds to

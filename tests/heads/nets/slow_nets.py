@@ -276,8 +276,13 @@ class Grown:
     tree: set[Path]
 
 
-def grow(reader: DraftRunner, depth: int, top_k: int, nodes: int) -> Grown:
-    """heads.md 2.3: expand the k best of each level, then keep the best of all; by score, shallower, earlier."""
+def grow(reader: DraftRunner, depth: int, top_k: int, nodes: int, *, value: bool = True, rerank: bool = True) -> Grown:
+    """heads.md 2.3: expand the k best of each level, then keep the best of all; by score, shallower, earlier.
+
+    Args:
+        value: the best of a level have the best paths, not the best tokens.
+        rerank: the tree is of all nodes, not of the best of each level.
+    """
     frontiers, found, level = [], [], [((), 0.0)]
     for _ in range(depth):
         frontiers.append([path for path, _ in level])
@@ -285,9 +290,9 @@ def grow(reader: DraftRunner, depth: int, top_k: int, nodes: int) -> Grown:
         for path, score in level:
             logs = log_softmax(reader.logits(path) / SHARPEST)
             ids = best(torch.tensor(logs, dtype=torch.float64), top_k)
-            children += [((*path, reader.target_id(i)), score + logs[i]) for i in ids]
-        found += children
-        level = sorted(children, key=lambda child: -child[1])[:top_k]
+            children += [((*path, reader.target_id(i)), score + logs[i], logs[i]) for i in ids]
+        level = [child[:2] for child in sorted(children, key=lambda child: -child[1 if value else 2])[:top_k]]
+        found += [child[:2] for child in children] if rerank else level
     order = sorted(range(len(found)), key=lambda i: (-found[i][1], len(found[i][0]), i))
     return Grown(frontiers, dict(found), {found[i][0] for i in order[:nodes]})
 

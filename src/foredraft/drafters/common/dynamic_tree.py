@@ -17,10 +17,9 @@ from foredraft.drafters.common.tree_ops import GUESSES, SHARPEST, Candidates, ke
 from foredraft.model.native.drafting import TreeSize
 
 
-def frontier(scores: Float[Tensor, "B C"], count: int) -> tuple[Float[Tensor, "B K"], Int[Tensor, "B K"]]:
-    """The best scores of a level and their places, ties by position: unlike topk, a stable sort is deterministic."""
-    ordered, places = scores.sort(dim=-1, descending=True, stable=True)
-    return ordered[:, :count], places[:, :count]
+def frontier(scores: Float[Tensor, "B C"], count: int) -> Int[Tensor, "B K"]:
+    """The places of the best scores of a level, ties by position: unlike topk, a stable sort is deterministic."""
+    return scores.sort(dim=-1, descending=True, stable=True).indices[:, :count]
 
 
 class TreeLimits(NamedTuple):
@@ -28,6 +27,8 @@ class TreeLimits(NamedTuple):
     least ``GUESSES`` in sampled rows.
 
     ``level_worth``: see ``Plan``. ``reads``: values may be read where that is free; False for recordings.
+    ``value``: the expanded nodes are those with the best paths, not those with the best tokens. ``rerank``: the tree
+    has the best of all scored nodes, not the expanded ones.
     """
 
     nodes: int
@@ -35,6 +36,8 @@ class TreeLimits(NamedTuple):
     top_k: int
     level_worth: float = 0.0
     reads: bool = True
+    value: bool = True
+    rerank: bool = True
 
     @property
     def expanded(self) -> int:
@@ -59,7 +62,7 @@ class TreeLimits(NamedTuple):
         nodes = min(self.nodes, plan.nodes or self.nodes)
         depth = min(plan.length, self.depth, nodes)
         worth = 0.0 if plan.recorded else plan.level_worth  # it is another one in each step
-        return TreeLimits(nodes, depth, self.top_k, worth, not plan.recorded)
+        return self._replace(nodes=nodes, depth=depth, level_worth=worth, reads=not plan.recorded)
 
 
 def _full(parts: Sequence[tuple[Tensor, Tensor, Tensor]], above: Float[Tensor, "B K"], nodes: int) -> bool:
@@ -70,7 +73,7 @@ def _full(parts: Sequence[tuple[Tensor, Tensor, Tensor]], above: Float[Tensor, "
     scores = torch.cat([each for _, _, each in parts], 1)
     if above.device.type != "cpu" or scores.shape[1] < nodes:
         return False
-    return bool((above[:, 0] < scores.topk(nodes, dim=1).values[:, -1]).all())
+    return bool((above.amax(1) < scores.topk(nodes, dim=1).values[:, -1]).all())
 
 
 def build_dynamic_tree(builder: TreeBuilder, allowed: Int[Tensor, "B"], limits: TreeLimits) -> Draft:
@@ -90,13 +93,15 @@ def build_dynamic_tree(builder: TreeBuilder, allowed: Int[Tensor, "B"], limits: 
         ids, shares = builder.ranked(children)
         width = ids.shape[2]
         tokens, scores = ids.flatten(1), (above[..., None] + shares).flatten(1)
+        # The tree keeps a node's parents and the better nodes of its level with it, so its children need this room.
+        most = min(limits.top_k, limits.nodes - level + (level == depth))
+        chosen = frontier(scores if limits.value else shares.flatten(1), most)
+        above = scores.gather(1, chosen)
+        if not limits.rerank:
+            scores = torch.full_like(scores, -torch.inf).scatter(1, chosen, above)
         parts.append((tokens, numbers.repeat_interleave(width, 1), scores))
         levels.append(torch.full((tokens.shape[1],), level, device=roots.device))
-        if level == depth:
-            break
-        # The tree keeps a node's parents and the better nodes of its level with it, so its children need this room.
-        above, chosen = frontier(scores, min(limits.top_k, limits.nodes - level))
-        if not worth_a_level(above, allowed > level, limits.level_worth):
+        if level == depth or not worth_a_level(above, allowed > level, limits.level_worth):
             break
         if limits.reads and _full(parts, above, limits.nodes):
             break

@@ -84,11 +84,15 @@ class DynamicOptions(EagleOptions):
     nodes: most nodes of the tree (total_token minus one in the published code).
     depth: levels of the tree (depth plus one in the published code).
     top_k: nodes expanded per level, and children scored for each.
+    value: expand the nodes whose paths are likeliest; no: whose tokens are (EAGLE-2's ablation).
+    rerank: keep the likeliest of all scored nodes; no: those that were expanded (EAGLE-2's ablation).
     """
 
     nodes: int = 23
     depth: int = 6
     top_k: int = 4
+    value: bool = True
+    rerank: bool = True
     law = Law.WITHOUT_REPLACEMENT
 
     def __post_init__(self) -> None:
@@ -99,7 +103,8 @@ class DynamicTreeDrafter(EagleDrafter):
     """A tree of the head's best guesses. If drafts are drawn, sampled rows get a static tree."""
 
     def __init__(self, options: DynamicOptions, net: EagleNet, replay: Replay = EAGER) -> None:
-        self._limits = TreeLimits(options.nodes, options.depth, options.top_k)
+        limits = TreeLimits(options.nodes, options.depth, options.top_k)
+        self._limits = limits._replace(value=options.value, rerank=options.rerank)
         template = best_template((ACCEPTANCE,) * options.depth, options.nodes)
         self._drawn = Level.all_of(template, any_weight(net).device)
         needs = Needs(net.taps, options.nodes, options.depth, scored=True, ahead=True)
@@ -108,7 +113,8 @@ class DynamicTreeDrafter(EagleDrafter):
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:
         limits = self._within(self._limits, plan)
-        if limits.depth and self._state.drafts_trees and view.warp.scales_only and not view.draws:
+        usual = limits.value and limits.rerank
+        if usual and limits.depth and self._state.drafts_trees and view.warp.scales_only and not view.draws:
             allowed = [length * (tokens > 1) for length, tokens in zip(plan.lengths, view.host_lengths, strict=True)]
             return self._state.draft(view, limits.size(view, allowed))
         nodes = 1 + max(self._limits.nodes * view.draws, limits.expanded)

@@ -177,9 +177,7 @@ def _boost(run: DraftRun, names: tuple[str, ...]) -> list[Path]:
     return drafts
 
 
-def _rest(
-    run: DraftRun, recipe: DistilRecipe, store: TokenStore, folder: Path, windows: Sequence[int]
-) -> TokenStore:
+def _rest(run: DraftRun, recipe: DistilRecipe, store: TokenStore, folder: Path, windows: Sequence[int]) -> TokenStore:
     """The data of the next draft: one process computes it, the others and later runs read it."""
     model = recipe.net.model.bfloat16().float()  # rounded as it is saved
     path = folder / f"missed-{fingerprint(model)}-{run.options.easy:g}.npy"
