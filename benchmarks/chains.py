@@ -46,7 +46,8 @@ RESULTS = Path(__file__).resolve().parent / "results" / "chains.jsonl"
 FIGURES = Path(__file__).resolve().parent.parent / "docs" / "figures"
 TASKS = {"sum": "summaries", "humaneval": "code"}
 LONGEST = 10
-RULES = {0.0: "default", 1.0: "token"}
+RULES = {0.0: None, 1.0: "token"}
+"""By temperature."""
 CUTS: dict[str, dict[str, float]] = {
     "nothing": {},
     "top-k 50": {"top_k": 50},
@@ -71,13 +72,9 @@ def chats(args: argparse.Namespace) -> list[tuple[str, int, Any]]:
 def sweep(args: argparse.Namespace, done: set[tuple]) -> Iterator[Run]:
     """One line per prompt and temperature, with all lengths."""
     todo = [(*each, heat) for each in chats(args) for heat in RULES if ("sweep", each[0], each[1], heat) not in done]
-    options: dict[str, Any] = {"weights": args.weights, "device": "cpu"}
-    plain = foredraft.load(args.target, None, **options)
+    plain = foredraft.load(args.target, None, weights=args.weights, device="cpu")
     spec = f"draft_model:{args.draft},num_assistant_tokens={LONGEST}"
-    made = {
-        heat: foredraft.load(plain, spec, **({} if rule == "default" else {"verifier": rule}))
-        for heat, rule in RULES.items()
-    }
+    made = {heat: foredraft.load(plain, spec, verifier=rule) for heat, rule in RULES.items()}
     for turn, (task, number, prompt, heat) in enumerate([todo[0], *todo] if todo else []):
         if time.perf_counter() > args.until:
             return

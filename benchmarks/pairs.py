@@ -9,7 +9,8 @@ the loop's (``plain`` over ``hf``) times drafting's (over ``plain``).
         --prompts ../shared/data/prompts/eagle/*/question.jsonl
     python benchmarks/pairs.py ... --only smollm2+sample-16m --seconds 45     # some of it
 
-A prompt of a pair at a temperature is a JSON line; none is made again.
+A prompt of a pair at a temperature is a JSON line; none is made again. With --acceptance, times are not used: arms that
+draft run alone, on a machine that need not be quiet.
 """
 
 import argparse
@@ -18,6 +19,7 @@ import itertools
 import json
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,6 +45,7 @@ LENGTH = 5
 """Drafted tokens at a fixed length."""
 TASKS = ("mt_bench", "gsm8k", "humaneval")
 METHODS = ("slem", "slrs", "tli")
+DRAFTING = (*METHODS, "hf_universal")
 ARMS = ("plain", "auto", *METHODS, "hf", "hf_universal")
 TITLES = {"hf": "transformers plain", "hf_universal": "transformers universal", "auto": "default", "slem": "SLEM"}
 TITLES |= {"slrs": "SLRS", "tli": "TLI", "plain": "plain"}
@@ -125,6 +128,7 @@ def measure(args: argparse.Namespace, pair: tuple[str, str], done: set[tuple], u
     ]
     if not missing or time.perf_counter() > until:
         return
+    names = [name for name in ARMS if not args.acceptance or name in DRAFTING]
     encode, made = arms(folder(args, pair[0]), folder(args, pair[1]))
     for turn, (temperature, number, each) in enumerate([missing[0], *missing]):  # the first warms up
         if time.perf_counter() > until:
@@ -132,9 +136,9 @@ def measure(args: argparse.Namespace, pair: tuple[str, str], done: set[tuple], u
         prompt = encode(each.prompt)
         tokens = 8 if not turn else args.tokens
         params = SamplingParams(max_new_tokens=tokens, min_new_tokens=tokens, temperature=temperature, seed=number)
-        first = number % len(ARMS)
+        first = number % len(names)
         found: dict[str, Any] = {}
-        for name in (*ARMS[first:], *ARMS[:first]):
+        for name in (*names[first:], *names[:first]):
             try:
                 found[name] = made[name](prompt, params)
             except Exception as error:  # transformers' assisted generation may fail; the line says so
@@ -148,9 +152,8 @@ def measure(args: argparse.Namespace, pair: tuple[str, str], done: set[tuple], u
 
 
 def line(pair: tuple[str, str], temperature: float, number: int, task: str, found: dict[str, Any]) -> dict[str, Any]:
-    same = {name: found[name].tokens == found["plain"].tokens for name in ("auto", *METHODS)}
-    assert all(same.values()), same
-    greedy = found["hf"].tokens == found["plain"].tokens
+    own = [found[name].tokens for name in found if not name.startswith("hf")]
+    assert own == own[:1] * len(own), "drafts change no text"
     return {
         "kind": "run",
         "target": pair[0],
@@ -158,12 +161,16 @@ def line(pair: tuple[str, str], temperature: float, number: int, task: str, foun
         "temperature": temperature,
         "number": number,
         "task": task,
-        "hf_same": greedy,
+        "timed": "plain" in found,
         "arms": {
             name: {"error": each} if isinstance(each, str) else [len(each.tokens), each.forwards, each.seconds]
             for name, each in found.items()
         },
     }
+
+
+def _key(run: dict[str, Any]) -> tuple[str, str, float, int]:
+    return run["target"], run["draft"], run["temperature"], run["number"]
 
 
 def write(path: Path, record: dict[str, Any]) -> None:
@@ -179,7 +186,7 @@ def speed(run: dict[str, Any], arm: str) -> float | None:
 
 def ratio(runs: Sequence[dict[str, Any]], arm: str, base: str) -> str:
     """Geometric mean of the speed-ups with its interval over prompts."""
-    pairs = [(speed(run, arm), speed(run, base)) for run in runs]
+    pairs = [(speed(run, arm), speed(run, base)) for run in runs if run["timed"]]
     found = [fast / slow for fast, slow in pairs if fast and slow]
     if len(found) < 2:
         return "error"
@@ -199,12 +206,15 @@ def length(runs: Sequence[dict[str, Any]], arm: str) -> str:
 def table(path: Path = RESULTS) -> str:
     """By temperature: acceptance lengths, speed-ups over our plain decoding and over transformers'."""
     kinds = read(path)
-    runs, origin, parts = kinds["run"], kinds["provenance"][-1], []
-    pairs = list(dict.fromkeys((run["target"], run["draft"]) for run in runs))
+    by_key = {_key(run): run for run in sorted(kinds["run"], key=lambda run: run["timed"])}  # timed ones hide others
+    runs, parts = sorted(by_key.values(), key=_key), []
+    commits = dict.fromkeys(each["commit"][:9] for each in kinds["provenance"])
+    origin = kinds["provenance"][-1] | {"commits": "commits " + ", ".join(commits)}
+    pairs = [(target, draft) for target, drafts in PAIRS.items() for draft in drafts]
     for temperature in sorted({run["temperature"] for run in runs}):
         own = [run for run in runs if run["temperature"] == temperature]
         for title, cell, names in (
-            ("Acceptance length", length, ("slem", "slrs", "tli", "hf_universal")),
+            ("Acceptance length", length, DRAFTING),
             ("Speed over our plain decoding", lambda some, arm: ratio(some, arm, "plain"), ("auto", *METHODS)),
             (
                 "Speed over transformers' plain decoding",
@@ -221,12 +231,13 @@ def table(path: Path = RESULTS) -> str:
             ]
             head = [f"T={temperature:g}: {title}", *(TITLES[name] for name in names)]
             parts += [*markdown_table(head, lines), ""]
-    counts = statistics.median(sum((r["target"], r["draft"]) == pair for r in runs) for pair in pairs)
+    counts = sorted(Counter(_key(run)[:3] for run in runs).values())
+    timed = sorted(Counter(_key(run)[:3] for run in runs if run["timed"]).values())
     return "\n".join(
         [
             *parts,
-            f"{counts // 2:g} prompts of {', '.join(TASKS)} for most cells, {origin['tokens']} tokens "
-            "each; 95 % bootstrap intervals over prompts. Speeds are geometric means of ratios by prompt, reading it "
+            f"{counts[0]} prompts or more of {', '.join(TASKS)} a cell, {timed[0]} to {timed[-1]} of them with times, "
+            f"{origin['tokens']} tokens each; 95 % bootstrap intervals over prompts. Speeds are geometric means of ratios by prompt, reading it "
             f"included. Drafts of {LENGTH} tokens, confidence threshold 0.4, in transformers too; default: the length "
             f"by the policy. Our texts equal plain decoding's. {origin_line(origin)}. Made by "
             f"`{origin['command']}`.",
@@ -245,16 +256,19 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--count", type=int, default=3, help="questions of a task")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no prompt after this time")
+    parser.add_argument("--acceptance", action="store_true", help="only acceptance, times are not used")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     until = time.perf_counter() + args.seconds
     torch.set_num_threads(args.threads)
     args.prompts = [file for file in args.prompts or [] if any(f"/{task}/" in file for task in TASKS)]
-    if not args.out.exists():
-        given = "--smollm2 MODEL --smollm2-draft DRAFT --models ../shared/models --prompts .../question.jsonl"
-        write(args.out, provenance(f"python benchmarks/pairs.py {given}", tokens=args.tokens))
-    done = {(run["target"], run["draft"], run["temperature"], run["number"]) for run in read(args.out).get("run", ())}
+    given = "--smollm2 MODEL --smollm2-draft DRAFT --models ../shared/models --prompts .../question.jsonl"
+    origin = provenance(f"python benchmarks/pairs.py {given}", tokens=args.tokens)
+    found = read(args.out) if args.out.exists() else {}
+    if origin["commit"] not in {each["commit"] for each in found.get("provenance", ())}:
+        write(args.out, origin)
+    done = {_key(run) for run in found.get("run", ()) if run["timed"] or args.acceptance}
     for target, drafts in PAIRS.items():
         for draft in drafts:
             if not args.only or f"{target}+{draft}" in args.only:
