@@ -237,8 +237,8 @@ def table(path: Path = RESULTS) -> str:
         [
             *parts,
             f"{counts[0]} prompts or more of {', '.join(TASKS)} a cell, {timed[0]} to {timed[-1]} of them with times, "
-            f"{origin['tokens']} tokens each; 95 % bootstrap intervals over prompts. Speeds are geometric means of ratios "
-            f"by prompt, reading it included. Drafts of {LENGTH} tokens, confidence threshold 0.4, in transformers too; "
+            f"{origin['tokens']} tokens each; 95 % bootstrap intervals over prompts. Speeds: geometric means of ratios"
+            f" by prompt, reading it included. Drafts of {LENGTH} tokens, threshold 0.4, in transformers too; "
             f"default: the length by the policy. Our texts equal plain decoding's. {origin_line(origin)}. Made by "
             f"`{origin['command']}`.",
         ]
