@@ -22,6 +22,7 @@ from foredraft.engine.policy import Constant
 from foredraft.heads.glide_model import GlideLM
 from foredraft.heads.nets.glide import Glide
 from foredraft.model.hf.causal_lm import CausalLM
+from foredraft.model.recording.replay import EAGER
 
 SPECS = {
     "glide": "glide:glide,nodes=9,depth=3,top_k=3",
@@ -166,6 +167,12 @@ def test_targets_whose_keys_cannot_be_read(model: str, says: str):
     target = CausalLM(tiny.build(model))
     with pytest.raises(DrafterError, match=says):
         GlideLM(heads.glide(CausalLM(tiny.build("llama"))), target, target.new_cache())
+
+
+def test_on_another_engine_it_is_refused():
+    context = specs.InMemory("glide", "", "head", None, None, None, 9, EAGER, {}, {"head": heads.glide}, False)
+    with pytest.raises(DrafterError, match="glide reads .* the target's KV cache, which the native engine does not"):
+        context.glide()
 
 
 @pytest.mark.parametrize("last", ["full_attention", "sliding_attention"])

@@ -6,11 +6,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from trainees import assert_drafts_losslessly, log_of
+import torch
+from trainees import assert_drafts_losslessly, log_of, target, weights_of
 
+import foredraft
 from foredraft.cli import main
 from foredraft.cli.exit_status import Terminated
 from foredraft.cli.train import Progress
+from foredraft.core.errors import DrafterError, OptionError
+from foredraft.heads.formats import load_head
 from foredraft.train.checkpoint import lock_folder
 from foredraft.train.heads import validate
 
@@ -51,6 +55,7 @@ def train(place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
         ("eagle", "eagle1", ("--recipe", "noise=0.1")),
         ("medusa", "medusa", ("--heads", "2", "--own-heads")),
         ("hydra++", "hydra", ("--heads", "2")),
+        ("glide", "glide", ("--recipe", "block=3", "--store", "0.01")),
     ],
 )
 def test_a_head_is_trained_and_drafts(
@@ -63,6 +68,23 @@ def test_a_head_is_trained_and_drafts(
     assert "step 2 of 2 · loss " in ended.err and "validation: loss" in ended.err and "acceptance_length" in ended.err
     assert [line["step"] for line in log_of(out)] == [1, 2, 2]
     assert_drafts_losslessly(place / "target", f"{drafter}:{out / 'head'}")
+
+
+def test_a_glide_head_drafts_by_its_folder_alone_and_under_cape(train: Train, place: Path, tmp_path: Path):
+    """Its tensors and its config are those that were trained; draft models have no such files."""
+    assert train("glide", "--out", str(tmp_path / "out"), *SHORT, "--cold").status == 0
+    head = tmp_path / "out" / "head"
+    for spec, name in ((str(head), "glide"), (f"cape:{head}", "cape")):
+        assert_drafts_losslessly(place / "target", Path(spec) if name == "glide" else spec)
+        with foredraft.load(str(place / "target"), Path(spec) if name == "glide" else spec, device="cpu") as generator:
+            assert generator.generate("abacus", max_new_tokens=2).stats.method == name
+    net, kept = load_head(str(head), target()).net, weights_of(tmp_path / "out")
+    for tensor, value in net.state_dict().items():
+        assert torch.equal(value, kept[tensor].bfloat16().float()), tensor
+    with pytest.raises(DrafterError, match="holds foredraft glide weights: use it with cape, glide, not with eagle3"):
+        foredraft.load(str(place / "target"), f"eagle3:{head}", device="cpu")
+    with pytest.raises(OptionError, match="draft_options apply only to a draft model"):
+        foredraft.load(str(place / "target"), f"glide:{head}", device="cpu", draft_options={"revision": "v2"})
 
 
 def test_a_target_is_tuned_with_its_heads(train: Train, tmp_path: Path):
