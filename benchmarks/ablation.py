@@ -190,7 +190,7 @@ def main() -> None:
     parser.add_argument("--warm", action="store_true", help="EAGLE-1 starts from the target's last layer")
     parser.add_argument("--prompts", type=Path, nargs="+", required=True)
     parser.add_argument("--count", type=int, default=80, help="prompts of each file")
-    parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument("--new-tokens", type=int, default=64, help="0: no trial, only what training has validated")
     parser.add_argument(
         "--sizes", type=float, nargs="+", default=[0.25, 0.5, 1, 2, 4], help="millions of answer tokens"
     )
@@ -240,7 +240,7 @@ def main() -> None:
                     "tokens": validation["tokens"],
                     "seconds": last.get("seconds"),
                     "validation": validation["validation"],
-                    "trial": trial(target, head, folder / "head", prompts, args.new_tokens),
+                    "trial": trial(target, head, folder / "head", prompts, args.new_tokens) if args.new_tokens else {},
                 }
                 new = not args.out.exists()
                 with args.out.open("a", encoding="utf-8") as out:
