@@ -79,7 +79,9 @@ def table(path: Path = RESULTS) -> str:
         for ours, plain in zip(pair.run.outputs, pair.baseline.outputs, strict=True)
     )
     count = sum(len(pair.run.outputs) for pair in every)
-    origin = file.provenance[-1]
+    origin, commits = file.provenance[-1], dict.fromkeys(each["commit"][:9] for each in file.provenance)
+    if len(commits) > 1:
+        origin = {**origin, "commits": f"commits {' and '.join(commits)}"}
     made = origin_line(origin, origin["settings"]["weights"] or "float32")
     head = [
         "speed-up (quartiles over batches) / acceptance length",

@@ -10,6 +10,8 @@ PLAIN, DEFAULT = "plain", "default"
 SHORT = (
     f"foredraft int4 {PLAIN}",
     f"foredraft int4 {DEFAULT}",
+    "foredraft int4 prompt_lookup",
+    f"foredraft int8 {DEFAULT}",
     f"foredraft Q4_0 {PLAIN}",
     f"foredraft Q4_0 {DEFAULT}",
     f"foredraft Q8_0 {DEFAULT}",
@@ -18,26 +20,39 @@ SHORT = (
     f"llama.cpp Q8_0 {PLAIN}",
     f"openvino Q4_1 {PLAIN}",
     "openvino Q4_1 lookup",
-    "openvino Q4_1-ACCURACY lookup",
     f"transformers bfloat16 {PLAIN}",
     "transformers bfloat16 lookup",
 )
 """Arms of README's table."""
 PAIRS = (
-    ("foredraft int4", "foredraft int4"),
-    ("foredraft Q4_0", "foredraft Q4_0"),
-    ("foredraft Q8_0", "foredraft Q8_0"),
-    ("foredraft float32", "foredraft float32"),
-    ("foredraft int4", "llama.cpp Q4_0"),
-    ("foredraft Q4_0", "llama.cpp Q4_0"),
-    ("foredraft Q8_0", "llama.cpp Q8_0"),
-    ("foredraft int4", "openvino Q4_1"),
-    ("foredraft Q4_1", "openvino Q4_1"),
-    ("foredraft Q4_1", "openvino Q4_1-ACCURACY"),
-    ("foredraft int4", "transformers bfloat16"),
-    ("foredraft float32", "transformers float32"),
+    ("foredraft int4 default", "foredraft int4"),
+    ("foredraft int4 prompt_lookup", "foredraft int4"),
+    ("foredraft int8 default", "foredraft int8"),
+    ("foredraft float32 default", "foredraft float32"),
+    ("foredraft Q4_0 default", "foredraft Q4_0"),
+    ("foredraft Q4_1 default", "foredraft Q4_1"),
+    ("foredraft Q8_0 default", "foredraft Q8_0"),
+    ("foredraft int4 default", "llama.cpp Q4_0"),
+    ("foredraft Q4_0 default", "llama.cpp Q4_0"),
+    ("foredraft Q8_0 default", "llama.cpp Q8_0"),
+    ("foredraft int4 default", "openvino Q4_1"),
+    ("foredraft Q4_1 default", "openvino Q4_1"),
+    ("foredraft int4 default", "transformers bfloat16"),
+    ("foredraft float32 default", "transformers float32"),
+    ("foredraft Q4_0 plain", "llama.cpp Q4_0"),
+    ("foredraft Q8_0 plain", "llama.cpp Q8_0"),
+    ("foredraft Q4_1 plain", "openvino Q4_1"),
+    ("foredraft float32 plain", "transformers float32"),
 )
 """What a user of foredraft gets, and what it is compared with: its own plain decoding, or the best mode of a peer."""
+QUOTED = {
+    "llama.cpp Q4_0": ("llama.cpp", "llama.cpp's"),
+    "llama.cpp Q8_0": ("llama.cpp", "llama.cpp's"),
+    "openvino Q4_1": ("OpenVINO GenAI", "OpenVINO GenAI's"),
+    "transformers float32": ("transformers", "transformers'"),
+}
+"""Of ``sentence``: peers with our weights, their names, and whose."""
+LONG = 512
 SAMPLES = 2000
 """Of the bootstrap over prompts."""
 
@@ -74,27 +89,28 @@ class Comparison(NamedTuple):
 
 
 def comparisons(lines: dict[str, list[dict]]) -> Iterator[Comparison]:
-    """Our defaults against plain decoding and against the peers, each in the mode that had the highest median rate."""
+    """``PAIRS``, each peer in the mode that had the highest median rate."""
     runs = by_arm(lines)
     for threads in sorted({threads for threads, _ in runs}):
-        for ours, theirs in PAIRS:
-            own, other = runs.get((threads, f"{ours} {DEFAULT}")), best_of(runs, threads, theirs)
-            if own is None or other is None:
-                continue
-            rates, by_task = {place(run): rate(run) for run in runs[threads, other]}, dict[str, list[float]]()
-            for run in own:
-                if place(run) in rates:
-                    by_task.setdefault(run["task"], []).append(rate(run) / rates[place(run)])
-            yield Comparison(threads, f"{ours} {DEFAULT}", other, by_task)
+        for ours, engine in PAIRS:
+            others = modes(runs, threads, engine)
+            if (threads, ours) in runs and others:
+                fastest = max(others, key=lambda name: statistics.median(map(rate, runs[threads, name])))
+                yield compared(runs, threads, ours, fastest)
 
 
-def best_of(runs: dict[tuple[int, str], list[dict]], threads: int, engine: str) -> str | None:
-    """The fastest arm of an engine with these weights; of ours, plain decoding."""
-    if engine.startswith("foredraft"):
-        found = [name for name in (f"{engine} {PLAIN}",) if (threads, name) in runs]
-    else:
-        found = [name for count, name in runs if count == threads and name.rsplit(" ", 1)[0] == engine]
-    return max(found, key=lambda name: statistics.median(map(rate, runs[threads, name])), default=None)
+def modes(runs: dict[tuple[int, str], list[dict]], threads: int, engine: str) -> list[str]:
+    """The arms of an engine with these weights; of ours, plain decoding."""
+    found = [name for count, name in runs if count == threads and name.rsplit(" ", 1)[0] == engine]
+    return [name for name in found if name.endswith(f" {PLAIN}") or not engine.startswith("foredraft")]
+
+
+def compared(runs: dict[tuple[int, str], list[dict]], threads: int, ours: str, theirs: str) -> Comparison:
+    rates, by_task = {place(run): rate(run) for run in runs[threads, theirs]}, dict[str, list[float]]()
+    for run in runs[threads, ours]:
+        if place(run) in rates:
+            by_task.setdefault(run["task"], []).append(rate(run) / rates[place(run)])
+    return Comparison(threads, ours, theirs, by_task)
 
 
 def users(lines: dict[str, list[dict]]) -> str:
@@ -110,7 +126,10 @@ def users(lines: dict[str, list[dict]]) -> str:
 def tables(found: dict[str, list[dict]]) -> str:
     """Each arm's figures, and tokens per second by task."""
     runs = by_arm(found)
-    one = {kind: {(line["threads"], line["arm"]): line for line in found.get(kind, [])} for kind in ("load", "memory")}
+    one = {  # of processes that were started again, the first
+        kind: {(line["threads"], line["arm"]): line for line in reversed(found.get(kind, []))}
+        for kind in ("load", "memory")
+    }
     quality = {line["arm"]: line for line in found.get("quality", [])}
     head = ["arm", "threads", "tokens/s", "prefill tokens/s", "first token, ms", "load, s", "peak MiB", "as plain"]
     rows = []
@@ -130,10 +149,44 @@ def tables(found: dict[str, list[dict]]) -> str:
     return "\n".join([*shown, "", _by_task(runs)])
 
 
+def sentence(lines: dict[str, list[dict]]) -> str:
+    """What a user gets on one thread against the best mode of each peer, and where a mode of a peer is faster."""
+    runs, parts, faster = by_arm(lines), list[str](), dict[str, None]()
+    found = {(each.ours, each.theirs.rsplit(" ", 1)[0]): each for each in comparisons(lines) if each.threads == 1}
+    for engine, (peer, name) in QUOTED.items():
+        kind = engine.split()[1]
+        if (best := found.get((f"foredraft {kind} {DEFAULT}", engine))) is None:
+            continue
+        parts.append(f"{best} times {name} in {kind}")
+        for other in modes(runs, 1, engine):
+            for task, ratio in compared(runs, 1, best.ours, other).slower.items():
+                faster[f"{peer} ({kind}) on {task}, {1 / ratio:.2f} times ours"] = None
+    rest = f"Faster than ours: {'; '.join(faster)}." if faster else "None of them is faster on any kind of chat."
+    return f"On one thread, tokens per second by default are {', '.join(parts)}, each in its best mode. {rest}"
+
+
+def long_prompts(lines: dict[str, list[dict]]) -> str:
+    """How fast plain arms read prompts of LONG tokens and more on one thread, the fastest first."""
+    found = {}
+    for (threads, arm), own in by_arm(lines).items():
+        rates = [_prefill_rate(run) for run in own if run["prompt_tokens"] >= LONG]
+        if threads == 1 and rates and arm.endswith(f" {PLAIN}"):
+            found[arm.removesuffix(f" {PLAIN}")] = statistics.median(rates)
+    shown = ", ".join(f"{arm} {value:.0f}" for arm, value in sorted(found.items(), key=lambda item: -item[1]))
+    return f"Reading of prompts of {LONG} tokens and more, tokens per second, one thread: {shown}."
+
+
 def in_short(lines: dict[str, list[dict]]) -> str:
-    """Tokens per second by task, of the arms that readers compare, with one thread and with two."""
+    """Tokens per second by task, of the arms that readers compare, with one thread."""
     runs = by_arm(lines)
-    return _by_task({(n, arm): runs[n, arm] for n in (1, 2) for arm in SHORT if (n, arm) in runs})
+    return _by_task({(1, arm): runs[1, arm] for arm in SHORT if (1, arm) in runs})
+
+
+def chats(lines: dict[str, list[dict]]) -> tuple[int, dict[str, int]]:
+    """How many chats there are, and how many of them those engines had that did not run on all with one thread."""
+    runs = {arm: len(own) for (threads, arm), own in by_arm(lines).items() if threads == 1} or {"": 0}
+    most = max(runs.values())
+    return most, {arm.rsplit(" ", 1)[0]: count for arm, count in runs.items() if count < most}
 
 
 def by_arm(lines: dict[str, list[dict]]) -> dict[tuple[int, str], list[dict]]:
@@ -150,12 +203,11 @@ def place(run: dict) -> tuple[str, int]:
 
 def _by_task(runs: dict[tuple[int, str], list[dict]]) -> str:
     """Medians of tokens per second."""
-    tasks = list(dict.fromkeys(run["task"] for own in runs.values() for run in own))
-    rows = [
-        [arm, str(threads)]
-        + [f"{statistics.median(rate(run) for run in own if run['task'] == task):.1f}" for task in tasks]
-        for (threads, arm), own in runs.items()
-    ]
+    tasks = list(dict.fromkeys(run["task"] for own in sorted(runs.values(), key=len, reverse=True) for run in own))
+    rows = []
+    for (threads, arm), own in runs.items():
+        rates = [[rate(run) for run in own if run["task"] == task] for task in tasks]
+        rows.append([arm, str(threads), *(f"{statistics.median(some):.1f}" if some else "" for some in rates)])
     return "\n".join(markdown_table(["tokens/s", "threads", *tasks], rows, words=(0, 1)))
 
 

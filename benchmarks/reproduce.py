@@ -204,9 +204,17 @@ def lossy(inputs: Inputs) -> list[Command]:
 
 
 def engines(inputs: Inputs, *more: str) -> list[Command]:
+    """Files of three types, and all engines on them; with ``more``, on other shapes alone."""
     peers = ["--node", inputs.node, "--openvino", inputs.openvino]
     words = ["--model", inputs.smollm2, "--prompt-files", inputs.prompts / "eagle", *peers]
-    return [script("engines", *words, *more)]
+    if more:
+        return [script("engines", *words, *more)]
+    files = {kind: STATE / f"SmolLM2-135M-Instruct.{kind}.gguf" for kind in ("Q4_0", "Q4_1", "Q8_0")}
+    written = [
+        script("write_gguf", inputs.smollm2, path, "--type", kind, "--split", "smollm") for kind, path in files.items()
+    ]
+    few = ["--few", "transformers *", "* float32 *", "*-ACCURACY *", "--threads", "1", "2"]
+    return [*written, script("engines", *words, "--gguf", *files.values(), *few)]
 
 
 def nothing(_: Inputs) -> Sequence[Path]:

@@ -34,15 +34,18 @@ from foredraft.heads.formats.tuned import read_tuned
 ROOT = Path(__file__).resolve().parent.parent
 FIGURES = ROOT / "docs" / "figures"
 WIDTH = 7.2
-PEERS = {  # arms without drafts, and what a reader calls them
+PEERS = {  # engines, and what a reader calls them
     "foredraft Q4_0": "foredraft, Q4_0",
     "llama.cpp Q4_0": "llama.cpp, Q4_0",
+    "foredraft int4": "foredraft, int4",
     "foredraft Q4_1": "foredraft, Q4_1",
-    "openvino Q4_1": "OpenVINO GenAI, Q4_1",
     "llama.cpp Q4_1": "llama.cpp, Q4_1",
+    "openvino Q4_1": "OpenVINO GenAI, Q4_1",
+    "openvino Q4_1-ACCURACY": "OpenVINO GenAI, Q4_1, ACCURACY",
     "foredraft Q8_0": "foredraft, Q8_0",
     "llama.cpp Q8_0": "llama.cpp, Q8_0",
-    "transformers float32": "transformers, float32",
+    "foredraft float32": "foredraft, float32",
+    "transformers bfloat16": "transformers, bfloat16",
 }
 
 
@@ -119,29 +122,30 @@ def facts_of(rows: Sequence[Row], form: str) -> str:
 
 
 def cpu_engines() -> Claim:
-    """Plain decoding of one model by several engines."""
+    """What a user of each engine gets on one thread: plain decoding, and its drafts."""
     lines = read(ROOT / engines.RESULTS)
-    found = {}
+    found: dict[str, dict[str, float]] = {}
     for (threads, arm), runs in engine_tables.by_arm(lines).items():
-        if threads == 1 and arm.endswith(f" {engine_tables.PLAIN}"):
-            found[arm.removesuffix(f" {engine_tables.PLAIN}")] = [engine_tables.rate(run) for run in runs]
-    rows = [
-        Row(name, statistics.median(found[arm]), ours=arm.startswith("foredraft"))
-        for arm, name in PEERS.items()
-        if arm in found
-    ]
-    value = {row.name: row.value for row in rows}
+        engine, mode = arm.rsplit(" ", 1)
+        if threads == 1:
+            found.setdefault(engine, {})[mode] = statistics.median(map(engine_tables.rate, runs))
+    rows = []
+    for engine, name in PEERS.items():
+        modes = dict(found.get(engine, {}))
+        if (plain := modes.pop(engine_tables.PLAIN, None)) is not None:
+            drafts = modes[engine_tables.DEFAULT] if engine.startswith("foredraft") else max(modes.values(), default=0)
+            rows.append(Row(name, plain, [drafts] * bool(drafts), engine.startswith("foredraft")))
     origin = lines["provenance"][0]
-    chats = len({(run["task"], run["prompt_tokens"]) for run in lines["run"]})
+    chats, _ = engine_tables.chats(lines)
+    facts = ", ".join(
+        f"{row.name} {row.value:.1f}" + "".join(f" / {drafts:.1f}" for drafts in row.spread) for row in rows
+    )
     return Claim(
-        f"Before anything is drafted, one thread decodes {value['foredraft, Q4_0']:.0f} tokens per second in Q4_0, "
-        f"{value['foredraft, Q4_0'] / value['llama.cpp, Q4_0']:.2f} times llama.cpp's rate; in Q4_1 "
-        f"{value['foredraft, Q4_1'] / value['OpenVINO GenAI, Q4_1']:.2f} times OpenVINO GenAI's, and in Q8_0 "
-        f"{value['foredraft, Q8_0'] / value['llama.cpp, Q8_0']:.2f} times llama.cpp's.",
-        facts_of(rows, ".1f"),
+        engine_tables.sentence(lines),
+        f"Plain / with drafts: {facts}",
         f"{origin['model']}, medians of {chats} chats, {origin['new_tokens']} new tokens, greedy; {origin['device']}, "
         f"commit {origin['commit'][:9]}, {origin['date']}",
-        lambda: rows_figure("Tokens per second, plain decoding, one thread", rows, "{:.0f}".format),
+        lambda: rows_figure("Tokens per second, one thread: plain decoding, dots with drafts", rows, "{:.0f}".format),
     )
 
 

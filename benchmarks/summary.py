@@ -97,9 +97,10 @@ def predictions() -> str:
 def engines_made(lines: dict[str, list[dict]], results: Path = engines.RESULTS, model: str | None = None) -> str:
     """Where, by what and on which model the engines were compared."""
     origin = lines["provenance"][0]
-    chats = len({(run["task"], run["prompt_tokens"]) for run in lines["run"]})
+    chats, short = engine_tables.chats(lines)
+    few = f" (of {', '.join(short)}: {min(short.values())})" if short else ""
     return (
-        f"{model or origin['model']}, {origin['new_tokens']} new tokens of {chats} chats, greedy, medians. "
+        f"{model or origin['model']}, {origin['new_tokens']} new tokens of {chats} chats{few}, greedy, medians. "
         f"{origin['device']}, torch {origin['torch']}, commit {origin['commit'][:9]}, {origin['date']}. "
         f"Every run is in `{results}`."
     )
@@ -122,8 +123,10 @@ def pages() -> dict[Path, str]:
     cells = policy_tables.read()
     few = [cell for cell in cells if cell.target == "sample" and cell.method in policy_tables.IN_SHORT]
     lines = read(ROOT / engines.RESULTS)
-    compared = {"engines": f"{engine_tables.in_short(lines)}\n\n{engines_made(lines)}"}
-    every = {"engines": f"{engine_tables.tables(lines)}\n\n{engines_made(lines)}"}
+    found, made = engine_tables.sentence(lines), engines_made(lines)
+    compared = {"engines": f"{engine_tables.in_short(lines)}\n\n{found} {made}"}
+    reads = engine_tables.long_prompts(lines)
+    every = {"engines": "\n\n".join([found, reads, engine_tables.users(lines), engine_tables.tables(lines), made])}
     if (ROOT / engines.SHAPE_RESULTS).exists():
         shapes = read(ROOT / engines.SHAPE_RESULTS)
         every["shapes"] = (
