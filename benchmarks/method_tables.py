@@ -8,15 +8,15 @@ from pathlib import Path
 import drafts_tables
 import early_exit
 import heads_summary
+import layer_search
 import lossy
 import online as online_stream
+import pairs
 import retrieval
 import retrieval_tables
 import shared_noise
 from origin import origin_line
 from reading import markdown_table, quartiles, read
-
-from foredraft.bench.measure.records import read_runs
 
 RESULTS = Path(__file__).resolve().parent / "results"
 MIB = 2**20
@@ -91,32 +91,6 @@ def online() -> str:
     return "\n".join([*online_stream.summary(kinds), "", made(kinds["provenance"][0])])
 
 
-def universal() -> str:
-    """Speed-up over transformers' own method by task, paired by prompt."""
-    found = read_runs(RESULTS / "universal.jsonl")
-    speeds = {name: {run.unit: run.speed for run in found.runs if run.arm == name} for name in ("none", *UNIVERSAL)}
-    tasks = list(dict.fromkeys(run.task for run in found.runs))
-    lines = []
-    for temperature, title in ((0.0, "greedy"), (1.0, "T=1")):
-        for top, bottom, name in (
-            (*UNIVERSAL, "universal / transformers' own"),
-            (UNIVERSAL[0], "none", "universal / plain decoding"),
-            (UNIVERSAL[1], "none", "transformers' own / plain decoding"),
-        ):
-            cells = []
-            for task in tasks:
-                units = [unit for unit in speeds["none"] if unit[1] == task and unit[5] == temperature]
-                pairs = [(speeds[top].get(unit), speeds[bottom].get(unit)) for unit in units]
-                ratios = [fast / slow for fast, slow in pairs if fast and slow]
-                cells.append(f"{statistics.median(ratios):.2f}" if ratios else "error")
-            lines.append([f"{title}: {name}", *cells])
-    title = "target-65m with draft-4m, which has another tokenizer:"
-    return "\n".join([title, "", *markdown_table(["speed-up", *tasks], lines)])
-
-
-UNIVERSAL = ("universal", "transformers_universal")
-"""Names of our arm and theirs in the runs of target-65m."""
-
 TABLES: dict[str, Callable[[], str]] = {
     "early_exit": early_exit.table,
     "triforce": triforce,
@@ -125,7 +99,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "specinfer": drafts_tables.specinfer,
     "glide": heads_summary.glide,
     "cascade": drafts_tables.cascades,
-    "universal": universal,
+    "universal": pairs.table,
+    "layer_skip": layer_search.table,
     "shared_noise": shared_noise.table,
     **{name: functools.partial(lossy.table, name) for name in lossy.RULES},
 }

@@ -125,12 +125,14 @@ def acceptance(inputs: Inputs) -> list[Command]:
 
 
 def universal(inputs: Inputs) -> list[Command]:
-    other = inputs.models / "draft-4m"
-    arms = ["none", f"universal:{other}", f"transformers_universal=transformers_assisted:{other}"]
-    words = ["bench", "--model", inputs.models / "target-65m", *repeated("-d", arms), "--chat", "--count", "10"]
-    words += [*repeated("--prompts", questions(inputs)), "--temperature", "0", "--temperature", "1"]
-    out = "benchmarks/results/universal.jsonl"
-    return [foredraft(*words, "--max-new-tokens", "64", "--no-texts", "--out", out)]
+    words = ["--smollm2", inputs.smollm2, "--smollm2-draft", inputs.heads / "smollm2" / "draft"]
+    return [script("pairs", *words, "--models", inputs.models, "--prompts", *questions(inputs))]
+
+
+def chains(inputs: Inputs) -> list[Command]:
+    words = ["--target", inputs.smollm2, "--draft", inputs.heads / "smollm2" / "draft"]
+    words += ["--prompts", inputs.prompts / "eagle"]
+    return [script("chains", "sweep", *words), script("chains", "laws", *words), script("chains", "plot")]
 
 
 def tune(inputs: Inputs) -> list[Command]:
@@ -276,7 +278,25 @@ PARTS = {
         calibration,
     ),
     "universal": Part(
-        "drafts with another tokenizer: methods", 0.5, ("universal.jsonl",), lambda i: (i.models, i.prompts), universal
+        "six pairs of tokenizers: methods/universal.md",
+        0.5,
+        ("universal.jsonl",),
+        lambda i: (i.models, i.prompts, Path(i.smollm2), i.heads / "smollm2" / "draft"),
+        universal,
+    ),
+    "chains": Part(
+        "drafts of every length against the theory, truncated laws: theory.md",
+        0.5,
+        ("chains.jsonl",),
+        lambda i: (i.prompts, Path(i.smollm2), i.heads / "smollm2" / "draft"),
+        chains,
+    ),
+    "layer_search": Part(
+        "how to search for layers to skip: methods/layer_skip.md",
+        0.1,
+        ("layer_search.jsonl",),
+        lambda i: (i.models, i.prompts),
+        lambda i: [script("layer_search", "--target", i.models / "sample-16m", "--prompts", *questions(i, TASKS[1:]))],
     ),
     "tune": Part("what tune predicted: results.md", 0.3, ("tuned.json",), lambda i: (i.prompts,), tune),
     "transformers": Part(

@@ -11,6 +11,7 @@ from pathlib import Path
 import acceptance_tables
 import batches
 import calibration
+import chains
 import engine_tables
 import engines
 import gpu_tables
@@ -148,6 +149,7 @@ def pages() -> dict[Path, str]:
             **{f"picture {name}": result_figures.block(name) for name in result_figures.CLAIMS},
             "speed": speed_tables.markdown(read(speed_tables.RESULTS)),
         },
+        "docs/theory.md": {"chains": chains.table()},
         "docs/support.md": {"support": support.table()},
         "docs/performance.md": {"step": step.table(), "gpu": gpu_tables.table()},
         "docs/schedules.md": {"stopping": stopping.table()},
