@@ -8,7 +8,6 @@ from pathlib import Path
 import drafts_tables
 import early_exit
 import heads_summary
-import layer_search
 import lossy
 import online as online_stream
 import pairs
@@ -100,7 +99,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "glide": heads_summary.glide,
     "cascade": drafts_tables.cascades,
     "universal": pairs.table,
-    "layer_skip": layer_search.table,
     "shared_noise": shared_noise.table,
     **{name: functools.partial(lossy.table, name) for name in lossy.RULES},
 }

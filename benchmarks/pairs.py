@@ -189,7 +189,7 @@ def ratio(runs: Sequence[dict[str, Any]], arm: str, base: str) -> str:
     pairs = [(speed(run, arm), speed(run, base)) for run in runs if run["timed"]]
     found = [fast / slow for fast, slow in pairs if fast and slow]
     if len(found) < 2:
-        return "error"
+        return f"{found[0]:.2f} (1 prompt)" if found else "error"
     low, high = interval(found, statistics.geometric_mean, SAMPLES)
     return f"{statistics.geometric_mean(found):.2f} ({low:.2f} to {high:.2f})"
 
@@ -198,7 +198,7 @@ def length(runs: Sequence[dict[str, Any]], arm: str) -> str:
     """Acceptance length with its interval over prompts."""
     found = [run["arms"][arm][:2] for run in runs if not isinstance(run["arms"][arm], dict)]
     if len(found) < 2:
-        return "error"
+        return f"{per_forward(found):.2f} (1 prompt)" if found else "error"
     low, high = interval(found, per_forward, SAMPLES)
     return f"{per_forward(found):.2f} ({low:.2f} to {high:.2f})"
 

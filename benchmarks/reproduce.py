@@ -291,13 +291,6 @@ PARTS = {
         lambda i: (i.prompts, Path(i.smollm2), i.heads / "smollm2" / "draft"),
         chains,
     ),
-    "layer_search": Part(
-        "how to search for layers to skip: methods/layer_skip.md",
-        0.1,
-        ("layer_search.jsonl",),
-        lambda i: (i.models, i.prompts),
-        lambda i: [script("layer_search", "--target", i.models / "sample-16m", "--prompts", *questions(i, TASKS[1:]))],
-    ),
     "tune": Part("what tune predicted: results.md", 0.3, ("tuned.json",), lambda i: (i.prompts,), tune),
     "transformers": Part(
         "against transformers at equal length: README, results.md",
