@@ -242,13 +242,14 @@ def main() -> None:
                     "validation": validation["validation"],
                     "trial": trial(target, head, folder / "head", prompts, args.new_tokens) if args.new_tokens else {},
                 }
-                new = not args.out.exists()
+                header = ""
+                if not args.out.exists():  # before it is opened: a new file is a change of the tree
+                    facts = {"target": Path(args.model).name, "count": args.count, "new_tokens": args.new_tokens}
+                    facts |= {"target_device": str(target.engine.target.device), "parallel": args.parallel}
+                    facts |= {"passes": args.passes, "texts": [file.name for file in args.texts]}
+                    header = json.dumps(provenance("python " + " ".join(sys.argv), **facts)) + "\n"
                 with args.out.open("a", encoding="utf-8") as out:
-                    if new:
-                        facts = {"target": Path(args.model).name, "count": args.count, "new_tokens": args.new_tokens}
-                        facts |= {"target_device": str(target.engine.target.device), "parallel": args.parallel}
-                        facts |= {"passes": args.passes, "texts": [file.name for file in args.texts]}
-                        out.write(json.dumps(provenance("python " + " ".join(sys.argv), **facts)) + "\n")
+                    out.write(header)
                     out.write(json.dumps(row) + "\n")
                 print(head.name, flush=True)
         finally:

@@ -178,6 +178,15 @@ def ablation(inputs: Inputs) -> list[Command]:
     ]
 
 
+def glide(inputs: Inputs) -> list[Command]:
+    """Heads of the bundled model, each on as many tokens of the same texts."""
+    texts = [inputs.corpus / f"{name}.jsonl.xz" for name in ("gsm8k_train", "mbpp_train", "the_algorithms_python")]
+    files, results = questions(inputs, ("humaneval", "gsm8k")), ROOT / "benchmarks" / "results" / "glide.jsonl"
+    words = ["--questions", "size", "--sizes", "0.3", "--seeds", "0", "--warm", "--batch", "4", "--new-tokens", "0"]
+    words += ["--methods", "eagle", "glide", "--work", STATE / "glide", "--out", results]
+    return [script("ablation", "--model", "sample", "--texts", *texts, "--prompts", *files, *words)]
+
+
 def lossy(inputs: Inputs) -> list[Command]:
     """Heads of the real model and Medusa-2's target, and what lossy rules do with them."""
     answers, parts, model = STATE / "answers", STATE / "answers-split", ["-m", inputs.smollm2]
@@ -312,6 +321,13 @@ PARTS = {
         ("ablation.jsonl",),
         lambda i: (Path(i.smollm2), i.prompts),
         ablation,
+    ),
+    "glide": Part(
+        "GLIDE and EAGLE-1 after as much training: methods/glide.md",
+        0.5,
+        ("glide.jsonl",),
+        lambda i: (i.corpus, i.prompts),
+        glide,
     ),
     "lossy": Part(
         "lossy rules and Medusa-2, with training (minutes on a GPU): methods",
