@@ -1,8 +1,9 @@
 """Tables of ``benchmarks/drafts.py`` for the pages of specinfer, pruned drafts and cascades."""
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from origin import origin_line
 from reading import interval, markdown_table, read
@@ -12,26 +13,52 @@ CHOICES = 6
 SAMPLES = 1000
 """Of the bootstrap."""
 MODELS = {"alone": "distilled each by itself", "boosted": "boosted"}
+GROUPS = (("alone", 1), *itertools.product(MODELS, (2, 3)))
+"""Families and numbers of drafts; one draft is the first of both families."""
 RULES = {None: "shared noise", "recursive": "multi-step sampling"}
+
+
+def runs(kinds: dict[str, list[dict]], part: str) -> list[dict]:
+    """The provenance of a part's runs."""
+    return [each for each in kinds["provenance"] if f"drafts.py {part} " in each["command"] + " "]
+
+
+def _lessons(kinds: dict[str, list[dict]], part: str) -> str:
+    """What the drafts of a part were distilled on."""
+    pruned = part in ("shapes", "cascades")
+    every = {name: own for run in runs(kinds, part) for name, own in run.get("lessons", {}).items()}
+    found = {name: own for name, own in every.items() if name.startswith("shape/") == pruned}
+    tokens = sorted({own["tokens"] for own in found.values()})
+    shares = [f"{own['learns']:.0%}" for _, own in sorted(found.items()) if own.get("learns", 1) < 1]
+    rest = f", of which {' and '.join(shares)} count for the boosted ones after the first" if shares else ""
+    return f"{' to '.join(f'{count:,}' for count in tokens)} tokens{rest}"
 
 
 def _origin(kinds: dict[str, list[dict]], part: str) -> str:
     """Where a part was made: the machine and commits of its runs."""
-    runs = [each for each in kinds["provenance"] if f"drafts.py {part} " in each["command"] + " "]
-    if not runs:
+    if not (found := runs(kinds, part)):
         return ""
-    commits = list(dict.fromkeys(each["commit"][:9] for each in runs))
+    commits = list(dict.fromkeys(each["commit"][:9] for each in found))
     several = {"commits": f"commits {', '.join(commits)}"} if len(commits) > 1 else {}
-    return f"{origin_line({**runs[0], **several})}. Made by `python benchmarks/drafts.py {part}`."
+    return f"{origin_line({**found[0], **several})}. Made by `python benchmarks/drafts.py {part}`."
 
 
 def _heat(temperature: float) -> str:
     return f"T={temperature:g}" if temperature else "greedy"
 
 
+def _drafts(family: str, count: int) -> str:
+    return f"{count} drafts, {MODELS[family]}" if count > 1 else "1 draft"
+
+
 def _length(texts: Sequence[Sequence[float]]) -> float:
     """Tokens per forward of the target."""
     return sum(text[0] for text in texts) / sum(text[1] for text in texts)
+
+
+def _speed(texts: Sequence[Sequence[float]]) -> float:
+    """Tokens per second after the prompt."""
+    return sum(text[0] for text in texts) / sum(text[3] for text in texts)
 
 
 def _with_interval(texts: Sequence[Sequence[float]]) -> str:
@@ -67,31 +94,47 @@ def specinfer() -> str:
     notes = (
         "K choices come from the drafts in turn: with two drafts and K = 4, two of each. Chosen: the share of "
         "the target's tokens among them. Sampled: the probability that multi-step sampling accepts one of K tokens "
-        "drawn at T=1. Nodes are those before merging; of the expansions measured, the best one is shown."
+        "drawn at T=1. Nodes are those before merging; of the expansions measured, the best one is shown. "
+        f"Drafts of the hit rates were distilled on {_lessons(kinds, 'hits')}."
     )
-    return "\n".join([*parts, notes, _origin(kinds, "hits"), _origin(kinds, "trees")])
+    return "\n".join([*parts, notes, *filter(None, (_origin(kinds, part) for part in ("hits", "trees")))])
 
 
-def _hit_rates(cells: Sequence[dict], title: str) -> list[str]:
-    rows = []
+class Curve(NamedTuple):
+    """Hit rates of K = 1 to 6 choices, ``chosen`` as the likeliest or ``sampled``, of so many drafts of a family."""
+
+    temperature: float
+    kind: str
+    family: str
+    count: int
+    rates: list[float]
+
+    @property
+    def drafts(self) -> str:
+        return _drafts(self.family, self.count)
+
+
+def curves(cells: Sequence[dict]) -> Iterator[Curve]:
+    """All hit rates of these cells. One draft is the first of both families."""
     for temperature in sorted({cell["temperature"] for cell in cells}):
         own = [cell for cell in cells if cell["temperature"] == temperature]
         texts = [text for cell in own for text in cell["ranks"]]
         tokens = sum(cell["tokens"] for cell in own)
-        for family, count in itertools.product(MODELS, (1, 2, 3)):
-            if (count == 1 and family != "alone") or f"{family}/1" not in texts[0]:
-                continue
-            name = f"{count} draft{'s' if count > 1 else ''}{f', {MODELS[family]}' if count > 1 else ''}"
-            drafts = [f"{family}/{number}" for number in range(1, count + 1)]
+        for family, count in GROUPS:
+            drafts = ["boosted/1", *(f"{family}/{number}" for number in range(2, count + 1))]
             shares = [_share(texts, drafts, k) / tokens for k in range(1, CHOICES + 1)]
-            rows.append([f"{_heat(temperature)}, chosen: {name}", *(f"{share:.3f}" for share in shares)])
+            yield Curve(temperature, "chosen", family, count, shares)
             if temperature:
-                sums = [
-                    sum(each) for each in zip(*(cell["accepted"][f"{family} {count}"] for cell in own), strict=True)
-                ]
-                rows.append([f"{_heat(temperature)}, sampled: {name}", *(f"{each / tokens:.3f}" for each in sums)])
-    head = [f"hit rate on tokens {title}", *(f"K = {k}" for k in range(1, CHOICES + 1))]
-    return markdown_table(head, rows)
+                sums = zip(*(cell["accepted"][f"{family} {count}"] for cell in own), strict=True)
+                yield Curve(temperature, "sampled", family, count, [sum(each) / tokens for each in sums])
+
+
+def _hit_rates(cells: Sequence[dict], title: str) -> list[str]:
+    rows = [
+        [f"{_heat(each.temperature)}, {each.kind}: {each.drafts}", *(f"{rate:.3f}" for rate in each.rates)]
+        for each in curves(cells)
+    ]
+    return markdown_table([f"hit rate on tokens {title}", *(f"K = {k}" for k in range(1, CHOICES + 1))], rows)
 
 
 def _share(texts: Sequence[dict[str, str]], drafts: Sequence[str], choices: int) -> int:
@@ -108,18 +151,45 @@ def _merged(cells: Sequence[dict], title: str) -> list[str]:
     found = _texts(cells, ("nodes", "temperature", "rule", "family", "models", "expansion"))
     columns = list(dict.fromkeys((key[1], key[2]) for key in found))
     rows = []
-    for nodes, (family, count) in itertools.product(
-        sorted({key[0] for key in found}), sorted({(key[3], key[4]) for key in found}, key=lambda key: (key[1], key[0]))
-    ):
+    for nodes, (family, count) in itertools.product(sorted({key[0] for key in found}), GROUPS):
         shown = []
         for heat, rule in columns:
             some = {key[5]: texts for key, texts in found.items() if key[:5] == (nodes, heat, rule, family, count)}
             best = max(some, key=lambda expansion: _length(some[expansion]), default=None)
             shown.append(f"{_with_interval(some[best])}, {best}" if best else "")
-        name = f"{count} draft{'s' if count > 1 else ''}{f', {MODELS[family]}' if count > 1 else ''}"
-        rows.append([f"{nodes} nodes: {name}", *shown])
+        if any(shown):
+            rows.append([f"{nodes} nodes: {_drafts(family, count)}", *shown])
     names = [_heat(heat) + (f", {RULES[rule]}" if heat else "") for heat, rule in columns]
     return markdown_table([f"acceptance length, {title}", *names], rows)
+
+
+class Shape(NamedTuple):
+    """A pruned draft with so many drafted tokens: the line of its latency, its texts, and tokens per second by the
+    formula of Yan et al., acceptance length / (time of the target's forward + drafted tokens x time of one)."""
+
+    temperature: float
+    name: str
+    length: int
+    latency: dict
+    texts: list
+    formula: float
+
+    @property
+    def measured(self) -> float:
+        return _speed(self.texts)
+
+
+def shaped(cells: Sequence[dict]) -> list[Shape]:
+    """The pruned drafts of a target, by temperature and drafted tokens."""
+    latency = {(line["latency"], line["forward_nodes"]): line for line in cells if "latency" in line}
+    texts = _texts([cell for cell in cells if "texts" in cell], ("temperature", "shape", "length"))
+    found = []
+    for (heat, name, length), own in sorted(texts.items(), key=lambda item: (item[0][0], item[0][2])):
+        if length and (name, 1) in latency:
+            line, whole = latency[name, 1], latency["target", 1 + length]["milliseconds"]
+            formula = 1e3 * _length(own) / (whole + length * line["milliseconds"])
+            found.append(Shape(heat, name, length, line, own, formula))
+    return found
 
 
 def shapes() -> list[str]:
@@ -130,36 +200,28 @@ def shapes() -> list[str]:
     parts = []
     for target in dict.fromkeys(cell["target"] for cell in cells):
         own = [cell for cell in cells if cell["target"] == target]
-        latency = {(line["latency"], line["forward_nodes"]): line for line in own if "latency" in line}
         texts = _texts([cell for cell in own if "texts" in cell], ("temperature", "shape", "length"))
-        rows = []
-        for (heat, shape, length), some in sorted(texts.items(), key=lambda item: (item[0][0], item[0][2])):
-            if not length or (shape, 1) not in latency:
-                continue
-            line, milliseconds = latency[shape, 1], latency["target", 1 + length]["milliseconds"]
-            formula = 1e3 * _length(some) / (milliseconds + length * line["milliseconds"])
-            measured = sum(text[0] for text in some) / sum(text[3] for text in some)
-            quality = line["validation"]
-            rows.append(
-                [
-                    f"{_heat(heat)}, {length}: {shape}, {line['layers']} x {line['hidden']}",
-                    f"{line['parameters'] / 1e6:.1f}",
-                    f"{quality['agreement']:.3f}",
-                    f"{line['milliseconds']:.2f}",
-                    _with_interval(some),
-                    f"{formula:.0f}",
-                    f"{measured:.0f}",
-                ]
-            )
+        rows = [
+            [
+                f"{_heat(each.temperature)}, {each.length}: {each.name}, "
+                f"{each.latency['layers']} x {each.latency['hidden']}",
+                f"{each.latency['parameters'] / 1e6:.1f}",
+                f"{each.latency['validation']['agreement']:.3f}",
+                f"{each.latency['milliseconds']:.2f}",
+                _with_interval(each.texts),
+                f"{each.formula:.0f}",
+                f"{each.measured:.0f}",
+            ]
+            for each in shaped(own)
+        ]
         head = ["drafted tokens, shape", "parameters, millions", "agreement", "ms per token"]
         head += ["acceptance length", "tokens/s by formula", "tokens/s measured"]
         plain = [text for (_, shape, _), some in texts.items() if shape == "plain" for text in some]
-        speed = sum(text[0] for text in plain) / sum(text[3] for text in plain)
         parts += ["", *markdown_table(head, rows), ""]
         parts += [
-            f"Drafts pruned from {target} and distilled on as many tokens. By formula: acceptance length / (time of "
-            f"the target's forward + drafted tokens x ms per token), from latencies measured apart. Plain decoding: "
-            f"{speed:.0f} tokens/s. {_origin(kinds, 'shapes')}"
+            f"Drafts pruned from {target} and distilled on {_lessons(kinds, 'shapes')}. By formula: acceptance "
+            "length / (time of the target's forward + drafted tokens x ms per token), from latencies measured apart. "
+            f"Plain decoding: {_speed(plain):.0f} tokens/s. {_origin(kinds, 'shapes')}"
         ]
     return parts
 
@@ -180,16 +242,24 @@ def cascades() -> str:
                 own[int(size)] = own.get(int(size), 0) + count
         sizes = sorted({size for own in calls.values() for size, count in own.items() if count}, reverse=True)
         rows = []
+        plain = _texts((cell for cell in cells if cell["arm"] == "plain"), ("temperature", "round"))
         for (heat, arm), some in sorted(texts.items(), key=lambda item: item[0][0]):
             own, tokens = calls[heat, arm], sum(text[0] for text in some)
             cost = sum(text[1] for text in some) + sum(own.get(size, 0) * size / sizes[0] for size in sizes[1:])
             numbers = [f"{100 * own.get(size, 0) / tokens:.0f}" for size in sizes[1:]]
-            rows.append([f"{_heat(heat)}: {arm}", _with_interval(some), *numbers, f"{tokens / cost:.2f}"])
+            rounds = [cell["round"] for cell in cells if (cell["temperature"], cell["arm"]) == (heat, arm)]
+            speed = _speed(some) / _speed([text for each in rounds for text in plain[heat, each]])
+            found = [_with_interval(some), *numbers, f"{tokens / cost:.2f}", f"{speed:.2f}", str(len(some))]
+            rows.append([f"{_heat(heat)}: {arm}", *found])
         heads = [f"forwards of {size / 1e6:.1f}M per 100 tokens" for size in sizes[1:]]
-        parts += [*markdown_table(["drafter", "acceptance length", *heads, "speed-up by parameters"], rows), ""]
+        head = ["drafter", "acceptance length", *heads, "speed-up by parameters", "measured", "texts"]
+        parts += [*markdown_table(head, rows), ""]
         parts += [
             f"Target: {target}, {sizes[0] / 1e6:.1f}M parameters. Speed-up by parameters: a forward costs its model's "
-            "parameters, and Max-Gram nothing, as in the paper; so it does not depend on the machine.",
+            "parameters, and Max-Gram nothing, as in the paper; so it does not depend on the machine. "
+            "Measured: against plain decoding of the same texts. "
+            "The middle model is the wide one of [pruned drafts](pruned_drafts.md), distilled on "
+            f"{_lessons(kinds, 'cascades')}.",
             "",
         ]
     return "\n".join([*parts, _origin(kinds, "cascades")])

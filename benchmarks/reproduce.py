@@ -145,18 +145,16 @@ def tune(inputs: Inputs) -> list[Command]:
 def drafts(inputs: Inputs) -> list[Command]:
     """Several drafts for one tree, deep and wide drafts, cascades: with training."""
     names = ("gsm8k_train", "self_dialogue", "the_algorithms_python")
+    words, files = ["--folder", STATE / "drafts"], ["--prompts", *questions(inputs)]
     learned = ["--share", "0.5", "--store", "4", "--data", *(inputs.corpus / f"{name}.jsonl.xz" for name in names)]
-    several, files = ["--folder", STATE / "drafts"], ["--prompts", *questions(inputs)]
-    shaped = ["--folder", STATE / "shapes", "--target", inputs.models / "target-65m"]
-    shaped += ["--draft", inputs.models / "draft-6m"]
-    boosted, pruned = ("boosted", "alone/2", "alone/3"), ("shape/wide", "shape/middle", "shape/deep")
+    several, pruned = ("boosted", "alone/2", "alone/3"), ("shape/wide", "shape/middle", "shape/deep")
     return [
-        script("drafts", "train", *several, "--only", *boosted, "--tokens", "500000", *learned),
-        script("drafts", "train", *shaped, "--only", *pruned, "--tokens", "300000", "--samples", "8", *learned),
-        script("drafts", "hits", *several, *files, "--rounds", "3"),
-        script("drafts", "trees", *several, *files),
-        script("drafts", "shapes", *shaped, *files, "--texts", "6", "--new-tokens", "64"),
-        script("drafts", "cascades", *shaped, *files),
+        script("drafts", "train", *words, "--only", *several, "--tokens", "500000", *learned),
+        script("drafts", "train", *words, "--only", *pruned, "--tokens", "200000", "--samples", "8", *learned),
+        script("drafts", "hits", *words, *files, "--rounds", "3"),
+        script("drafts", "trees", *words, *files),
+        script("drafts", "shapes", *words, *files, "--texts", "2", "--rounds", "4"),
+        script("drafts", "cascades", *words, *files, "--texts", "2", "--rounds", "4"),
     ]
 
 
@@ -347,7 +345,7 @@ PARTS = {
         "merged trees, deep and wide drafts, cascades: methods/specinfer.md, pruned_drafts.md, cascade.md",
         2.0,
         ("drafts.jsonl",),
-        lambda i: (i.corpus, i.prompts, i.models),
+        lambda i: (i.corpus, i.prompts),
         drafts,
     ),
     "triforce": Part(

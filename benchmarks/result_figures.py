@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import calibration
+import drafts_figures
 import engine_tables
 import engines
 import policy_tables
@@ -252,6 +253,16 @@ def tune() -> Claim:
     )
 
 
+def several() -> Claim:
+    """Hit rates of boosted drafts and of others."""
+    return Claim(*drafts_figures.hits(), drafts_figures.hits_figure)
+
+
+def draft_shapes() -> Claim:
+    """Latency by layers and width, and throughput by formula and as measured."""
+    return Claim(*drafts_figures.shapes(), drafts_figures.shapes_figure)
+
+
 CLAIMS = {
     "engines": cpu_engines,
     "real": real,
@@ -260,6 +271,8 @@ CLAIMS = {
     "bundled": bundled,
     "transformers": transformers,
     "tune": tune,
+    "several": several,
+    "shapes": draft_shapes,
 }
 
 

@@ -63,7 +63,8 @@ def test_drafts_choose_in_turn(tables: ModuleType):
 
 def written(path: Path, cells: list[dict[str, Any]]) -> Path:
     commands = [f"python benchmarks/drafts.py {part} " for part in ("hits", "trees", "shapes", "cascades")]
-    origins = [{"kind": "provenance", **ORIGIN, "command": command} for command in commands]
+    lessons = {"alone/2": {"tokens": 4096}, "boosted/2": {"tokens": 4096, "learns": 0.25}}
+    origins = [{"kind": "provenance", **ORIGIN, "command": command, "lessons": lessons} for command in commands]
     path.write_text("".join(json.dumps(line) + "\n" for line in [*origins, *cells]))
     return path
 
@@ -88,7 +89,9 @@ def test_the_best_expansion_of_merged_trees_is_shown(
         {**tree, "round": 1, "expansion": "2x1", "texts": [[8, 2, 9]]},
     ]
     monkeypatch.setattr(tables, "RESULTS", written(tmp_path / "cells.jsonl", cells))
-    assert "| 12 nodes: 1 draft | 4.00 (4.00 to 4.00), 2x1 |" in tables.specinfer()
+    text = tables.specinfer()
+    assert "| 12 nodes: 1 draft | 4.00 (4.00 to 4.00), 2x1 |" in text
+    assert "were distilled on 4,096 tokens, of which 25% count for the boosted ones after the first." in text
 
 
 def test_lessons_are_those_of_finished_models(tool: ModuleType, tmp_path: Path):
@@ -100,6 +103,14 @@ def test_lessons_are_those_of_finished_models(tool: ModuleType, tmp_path: Path):
     (tmp_path / "alone" / "3").mkdir()
     own = {"tokens": 20, "agreement": 0.5}
     assert tool.lessons(tmp_path) == {"alone/2": own, "boosted/2": {**own, "learns": 0.25}}
+
+
+def test_both_families_begin_with_one_draft(tables: ModuleType):
+    """Two choices of one draft hit both tokens here; one of each hits one, with the second of its own family."""
+    text = {"boosted/1": "01", "alone/2": "19", "alone/3": "99", "boosted/2": "90", "boosted/3": "99"}
+    cell = {"temperature": 0.0, "tokens": 2, "ranks": [text]}
+    rows = [line.split(" | ")[1:3] for line in tables._hit_rates([cell], "")[2:]]
+    assert rows == [["0.500", "1.000"], *[["0.500", "0.500"]] * 2, *[["0.500", "1.000"]] * 2]
 
 
 def test_throughput_is_acceptance_over_the_time_of_a_step(
@@ -121,7 +132,11 @@ def test_throughput_is_acceptance_over_the_time_of_a_step(
 def test_the_cost_of_a_cascade_is_that_of_its_forwards(
     tables: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    cell = {"kind": "cascades", **ABOUT, "arm": "vertical", "round": 0, "texts": [[30, 10, 40]]}
-    cells = [{**cell, "calls": {"1000": 11, "500": 10}}]
+    cell = {"kind": "cascades", **ABOUT, "round": 0}
+    cells = [
+        {**cell, "arm": "plain", "texts": [[30, 30, 0, 0.6]], "calls": {"1000": 31}},
+        {**cell, "arm": "plain", "round": 1, "texts": [[30, 30, 0, 9.0]], "calls": {"1000": 31}},
+        {**cell, "arm": "vertical", "texts": [[30, 10, 40, 0.4]], "calls": {"1000": 11, "500": 10}},
+    ]
     monkeypatch.setattr(tables, "RESULTS", written(tmp_path / "cells.jsonl", cells))
-    assert "| greedy: vertical | 3.00 (3.00 to 3.00) | 33 | 2.00 |" in tables.cascades()
+    assert "| greedy: vertical | 3.00 (3.00 to 3.00) | 33 | 2.00 | 1.50 | 1 |" in tables.cascades()
