@@ -10,7 +10,7 @@ PLAIN, DEFAULT = "plain", "default"
 SHORT = (
     f"foredraft int4 {PLAIN}",
     f"foredraft int4 {DEFAULT}",
-    "foredraft int4 prompt_lookup",
+    "foredraft int4 eagle3",
     f"foredraft int8 {DEFAULT}",
     f"foredraft Q4_0 {PLAIN}",
     f"foredraft Q4_0 {DEFAULT}",
@@ -26,7 +26,7 @@ SHORT = (
 """Arms of README's table."""
 PAIRS = (
     ("foredraft int4 default", "foredraft int4"),
-    ("foredraft int4 prompt_lookup", "foredraft int4"),
+    ("foredraft int4 eagle3", "foredraft int4"),
     ("foredraft int8 default", "foredraft int8"),
     ("foredraft float32 default", "foredraft float32"),
     ("foredraft Q4_0 default", "foredraft Q4_0"),

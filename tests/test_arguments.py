@@ -88,12 +88,15 @@ def adapted() -> PreTrainedModel:
 def test_a_bundled_head_is_found_by_the_name_of_its_target(tmp_path: Path):
     """Hub names, folders and files of one model, but no other model and no tuned one."""
     files = ("SmolLM2-135M-Instruct.Q4_1.gguf", "SmolLM2-135M-Instruct-IQ4_XS.gguf", "smollm2-135m-instruct-f16.gguf")
-    found = dict.fromkeys(("SmolLM2-135M-Instruct.gguf", *(f"some/{file}" for file in files)), "prompt_lookup")
-    for name, default in {"HuggingFaceTB/SmolLM2-135M-Instruct": "eagle3", **found}.items():
+    look_ups = dict.fromkeys(("SmolLM2-135M-Instruct.gguf", *(f"some/{file}" for file in files)), "prompt_lookup")
+    for name, default in {"HuggingFaceTB/SmolLM2-135M-Instruct": "eagle3", **look_ups}.items():
         assert bundled_drafts(name) == {"eagle3": "smollm2-eagle3"}
         named, spec = as_spec(name, "eagle3"), as_spec(name, "auto")
         assert isinstance(named, Spec) and (named.name, named.path) == ("eagle3", "smollm2-eagle3")
         assert isinstance(spec, Spec) and spec.name == default, "look-ups gain more on the kernels"
+        for weights, expected in (("int4", "prompt_lookup"), ("int8", default)):
+            found = as_spec(name, "auto", weights)
+            assert isinstance(found, Spec) and found.name == expected
     others = ("SmolLM2-135M-Instruct-mine", "SmolLM2-135M-Instruct-mine.Q4_1.gguf", str(tmp_path / "sample"), "")
     for name in ("HuggingFaceTB/SmolLM2-360M-Instruct", *others):
         assert bundled_drafts(name) == {}

@@ -176,8 +176,11 @@ def _in_parts(options: Mapping[str, Any] | None, tensor_parallel: int) -> Mappin
     return {**(options or {}), "tp_plan": "auto"}
 
 
-def as_spec(source: Any, drafter: AnyDrafter) -> Spec | Drafter:
+def as_spec(source: Any, drafter: AnyDrafter, weights: str | None = None) -> Spec | Drafter:
     """Normalise a drafter for this target.
+
+    Args:
+        weights: with which the target will be loaded.
 
     Raises:
         OptionError: an unknown method or option.
@@ -186,7 +189,7 @@ def as_spec(source: Any, drafter: AnyDrafter) -> Spec | Drafter:
     if isinstance(drafter, Drafter):
         return drafter
     if drafter == "auto":
-        drafter = "eagle3" if _bundled_drafts(source) and not _on_kernels(source) else "prompt_lookup"
+        drafter = "eagle3" if _bundled_drafts(source) and not _is_fast(source, weights) else "prompt_lookup"
         _log.info("The automatic choice of a drafter is %s.", drafter)
     if drafter is None or isinstance(drafter, str):
         return _from_text(source, drafter or "none")
@@ -230,11 +233,11 @@ def _bundled_drafts(source: Any) -> Mapping[str, str]:
     return bundled_drafts(source)
 
 
-def _on_kernels(source: Any) -> bool:
-    """Whether the native engine runs a target, as it runs GGUF files: with its fast plain decoding, look-ups gain more
-    than a head (docs/results.md)."""
+def _is_fast(source: Any, weights: str | None) -> bool:
+    """Whether plain decoding of a target is so fast that look-ups gain more than a head (docs/native.md): with weights
+    of 4 bits, from GGUF files, and where the native engine runs it already."""
     if isinstance(source, str):
-        return is_gguf(resolve(source))
+        return weights == "int4" or is_gguf(resolve(source))
     return isinstance(source, TargetModel) and source.any_width
 
 
