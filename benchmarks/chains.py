@@ -248,9 +248,9 @@ def laws_table(path: Path = RESULTS) -> str:
         )
     head = ["cut", "tokens that stay (median)", "probability cut", "where the entropy is below 0.5", "acceptance rate"]
     count = sum(len(run["entropy"]) for run in runs)
-    return "\n".join(
-        [*markdown_table(head, lines), "", f"{count:,} tokens of {len(runs)} texts at temperature 1, laws in float32."]
-    )
+    origin = kinds["provenance"][-1]
+    about = f"{count:,} tokens of {len(runs)} texts at temperature 1, laws in float32. {origin_line(origin)}. "
+    return "\n".join([*markdown_table(head, lines), "", f"{about}Made by `{origin['command']}`."])
 
 
 def table(path: Path = RESULTS) -> str:
@@ -304,6 +304,7 @@ def draw_laws(path: Path = RESULTS) -> None:
         gone.plot(across, values, "o-", color=plots.color(number), markersize=3, label=name)
         facts.append(f"{name}: percent cut by entropy: " + ", ".join(f"{value:.2f}" for value in values))
     kept.set_yscale("log")
+    kept.yaxis.set_major_formatter("{x:,.0f}")
     kept.set_title("tokens that stay (median)")
     gone.set_title("probability that is cut, %")
     gone.set_ylim(bottom=0)
@@ -340,11 +341,12 @@ def main() -> None:
                 draw_laws(args.out)
         return
     torch.set_num_threads(args.threads)
-    if not args.out.exists():
-        given = "--target MODEL --draft DRAFT --prompts ../shared/data/prompts/eagle"
+    given = "--target MODEL --draft DRAFT --prompts ../shared/data/prompts/eagle"
+    kinds = read(args.out) if args.out.exists() else {}
+    if args.part not in kinds:
         facts = {"tokens": args.tokens, "weights": args.weights}
-        args.out.write_text(json.dumps(provenance(f"python benchmarks/chains.py sweep {given}", **facts)) + "\n")
-    kinds = read(args.out)
+        with args.out.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(provenance(f"python benchmarks/chains.py {args.part} {given}", **facts)) + "\n")
     every = [*kinds.get("sweep", ()), *kinds.get("laws", ())]
     done = {(run["kind"], run["task"], run["number"], run["temperature"]) for run in every}
     for line in {"sweep": sweep, "laws": laws}[args.part](args, done):

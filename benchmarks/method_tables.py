@@ -8,6 +8,7 @@ from pathlib import Path
 import drafts_tables
 import early_exit
 import heads_summary
+import layer_search
 import lossy
 import online as online_stream
 import pairs
@@ -92,6 +93,7 @@ def online() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "early_exit": early_exit.table,
+    "layer_skip": layer_search.table,
     "triforce": triforce,
     "pruned_drafts": depth,
     "online": online,

@@ -135,6 +135,19 @@ def chains(inputs: Inputs) -> list[Command]:
     return [script("chains", "sweep", *words), script("chains", "laws", *words), script("chains", "plot")]
 
 
+def layer_search(inputs: Inputs) -> list[Command]:
+    words = ["--target", inputs.models / "sample-16m", "--prompts", *questions(inputs, ("mt_bench", "gsm8k"))]
+    return [script("layer_search", *words, "--answers", "2", "--tokens", "20", "--trials", "100", "--seeds", "3")]
+
+
+def lookahead(inputs: Inputs) -> list[Command]:
+    fixed = "num_assistant_tokens_schedule=constant"
+    arms = ["none", f"lookahead,{fixed}", f"prompt=lookahead,prompt_ngrams=yes,{fixed}"]
+    words = ["bench", "-m", inputs.smollm2, "--weights", "int4", "--chat", "--count", "4", "--max-new-tokens", "48"]
+    words += [*repeated("-d", arms), *repeated("--prompts", questions(inputs, ("humaneval", "sum", "mt_bench")))]
+    return [foredraft(*words, "--no-texts", "--out", "benchmarks/results/lookahead.jsonl")]
+
+
 def tune(inputs: Inputs) -> list[Command]:
     methods = ["prompt_lookup", "draft_model", "eagle1", "eagle2", "eagle3", "medusa"]
     words = ["tune", "--chat", "--count", "3", "--verify", "10", *repeated("--batch-size", ["1", "4", "8"])]
@@ -223,7 +236,15 @@ def engines(inputs: Inputs, *more: str) -> list[Command]:
         script("write_gguf", inputs.smollm2, path, "--type", kind, "--split", "smollm") for kind, path in files.items()
     ]
     few = ["--few", "transformers *", "* float32 *", "*-ACCURACY *", "--threads", "1", "2"]
-    return [*written, script("engines", *words, "--gguf", *files.values(), *few)]
+    heads = [
+        "--drafters",
+        "auto",
+        "eagle3",
+        "--skip",
+        "foredraft [!i]* eagle3*",
+        "foredraft int8 eagle3*",
+    ]  # the default
+    return [*written, script("engines", *words, "--gguf", *files.values(), *few, *heads)]
 
 
 def nothing(_: Inputs) -> Sequence[Path]:
@@ -297,6 +318,20 @@ PARTS = {
         ("chains.jsonl",),
         lambda i: (i.prompts, Path(i.smollm2), i.heads / "smollm2" / "draft"),
         chains,
+    ),
+    "layer_search": Part(
+        "searches for layers to skip: methods/layer_skip.md",
+        0.3,
+        ("layer_search.jsonl",),
+        lambda i: (i.models, i.prompts),
+        layer_search,
+    ),
+    "lookahead": Part(
+        "lookahead with the prompt's n-grams: methods/lookahead.md",
+        0.1,
+        ("lookahead.jsonl",),
+        lambda i: (Path(i.smollm2), i.prompts),
+        lookahead,
     ),
     "tune": Part("what tune predicted: results.md", 0.3, ("tuned.json",), lambda i: (i.prompts,), tune),
     "transformers": Part(
