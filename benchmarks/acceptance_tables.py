@@ -178,7 +178,8 @@ def differences(results: Results, comparisons: Sequence[Comparison]) -> str:
 
 def by_arm(results: Results, temperature: float) -> str:
     """Every arm at a temperature, with all rules; empty if none was run."""
-    sampled, tasks, lines = temperature > 0, results.tasks, []
+    ruled = any(cell[2] != SHARED and cell[3] == temperature for cell in results.texts)
+    tasks, lines = results.tasks, []
     for arm in results.arms():
         runs = results.runs((*arm, SHARED, temperature))
         if not runs:
@@ -186,7 +187,7 @@ def by_arm(results: Results, temperature: float) -> str:
         method, size = arm
         row = [TITLES[method], str(results.nodes[arm]), _length(runs)]
         ratio = [(*arm, rule, temperature) for rule in RATIO.get(method, ())]
-        if sampled:
+        if ruled:
             beside = [f"{cell[2]} {_length(own)}" for cell in ratio if (own := results.runs(cell))]
             picked = results.runs((method, size, PICKED, temperature))
             row += ["; ".join(beside), _length(picked) if picked else ""]
@@ -194,13 +195,13 @@ def by_arm(results: Results, temperature: float) -> str:
         for task in tasks:
             shown = [
                 f"{length(own):.2f}"
-                for cell in ((*arm, SHARED, temperature), *ratio[:sampled])
+                for cell in ((*arm, SHARED, temperature), *ratio[:ruled])
                 if (own := results.texts.get(cell, {}).get(task))
             ]
             row.append(" / ".join(shown))
         lines.append(row)
-    rest = ["drawn, ratio rule", "picked"] if sampled else []
-    first = "shared noise" if sampled else "acceptance length"
+    rest = ["drawn, ratio rule", "picked"] if ruled else []
+    first = "shared noise" if ruled else "acceptance length"
     return "\n".join(markdown_table(["method", "nodes", first, *rest, "by position", *tasks], lines)) if lines else ""
 
 
@@ -232,7 +233,8 @@ def tables(path: Path = RESULTS) -> str:
     titles = {"Orderings, with intervals over the same prompts:": orders(), "Rules at temperatures above 0:": rules()}
     parts = [(title, differences(results, comparisons)) for title, comparisons in titles.items()]
     for temperature in results.temperatures:
-        beside = " (by task: shared noise / ratio rule)" * (temperature > 0)
+        run = {cell[2] for cell in results.texts if cell[3] == temperature}
+        beside = " (by task: shared noise / ratio rule)" if run - {SHARED, PICKED} else ", shared noise"
         title = "Greedy:" if temperature == 0 else f"Temperature {temperature:g}{beside}:"
         parts.append((title, by_arm(results, temperature)))
     about = f"Acceptance on {size}, {tokens} new tokens."
