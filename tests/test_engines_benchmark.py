@@ -60,9 +60,10 @@ def test_defaults_against_the_best_mode_of_each_peer(monkeypatch: pytest.MonkeyP
         for number, speed in enumerate(own):
             run = {"arm": arm, "threads": 1, "task": "ab"[number == 2], "prompt": number, "output": [0] * 11}
             runs.append({**run, "prompt_tokens": 5, "first_tokens": 1, "first_seconds": 1, "seconds": 1 + 10 / speed})
-    mine, peer = tables.comparisons({"run": runs})
+    mine, peer, plain = tables.comparisons({"run": runs})
     assert (mine.theirs, peer.theirs) == ("foredraft Q4_0 plain", "llama.cpp Q4_0 lookup")
     assert mine.ratios == pytest.approx([2, 1.5, 0.75]) and mine.slower == pytest.approx({"b": 0.75})
+    assert plain.theirs == peer.theirs and plain.ratios == pytest.approx([1, 4 / 3, 2])
     assert peer.ratio == pytest.approx(2) and peer.slower == {} and str(peer) == "2.00 (1.50 to 2.00)"
     assert tables.users({"run": runs}).splitlines()[2] == (
         "| foredraft Q4_0 default | foredraft Q4_0 plain | 1 | 1.50 (0.75 to 2.00) | b (0.75) |"

@@ -46,7 +46,7 @@ def test_every_shape_is_its_specs_own_and_fits_into_the_probe(method: str):
         own, probe, shape = Spec.parse(candidate.spec).options, Spec.parse(family.probe).options, candidate.shape
         if shape == DraftSize():
             assert candidate.spec == family.probe
-        elif method in ("eagle2", "eagle3", "opt_tree"):
+        elif method in ("eagle2", "eagle3", "glide", "opt_tree"):
             assert (own.depth, own.top_k) == (shape.depth, probe.top_k) and own.nodes == shape.nodes
             assert own.depth <= probe.depth and own.nodes <= probe.nodes
             assert probe.top_k > 1 or shape.nodes == shape.depth, "a chain may have siblings in sampled rows"

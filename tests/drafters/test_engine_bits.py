@@ -22,7 +22,11 @@ from native import needs_compiler, on_native
 pytestmark = needs_compiler
 WEIGHTS = pytest.mark.parametrize("weights", ["int4", "int8"])
 KV_CACHE_DTYPES = {"int4": "float16", "int8": "int8"}
-PARTIAL = {name for name in contract.VARIANTS if name.split()[-1] in ("h2o", "triforce") or "partial" in name}
+PARTIAL = {
+    name
+    for name in contract.VARIANTS
+    if name.split()[-1] in ("h2o", "triforce") or "partial" in name or name.split()[0] == "glide"
+}
 """They read a part of the target's KV cache."""
 NEW = 8
 

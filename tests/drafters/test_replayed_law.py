@@ -9,6 +9,8 @@ from traced import Traced
 LAWS = [(drafter, setting) for drafter, setting, _ in TABLE]
 QUICK = {drafter: (drafter, setting) for drafter, setting in reversed(LAWS)}.values()
 """One setting for each drafter: the first one of the table."""
+EAGER = ("glide",)
+"""Drafters that are not recorded; forwards of the target are."""
 
 
 @pytest.mark.parametrize(
@@ -29,4 +31,5 @@ def test_replayed_sampled_texts_are_those_of_the_law(drafter: str, setting: str)
             ]
         )
     assert found[0] == found[1]
-    assert replay.replays > len(replay.keys) > 0 and not replay.fallbacks
+    assert replay.replays > len(replay.keys) > 0
+    assert {call for call, _ in replay.fallbacks} == ({"draft", "tree"} if drafter in EAGER else set())
