@@ -85,7 +85,7 @@ def build_dynamic_tree(builder: TreeBuilder, allowed: Int[Tensor, "B"], limits: 
     roots, depth = builder.view.roots, min(limits.depth, limits.nodes)
     children = limits.children(builder.view)
     above = torch.zeros(len(builder.view.rows), 1, device=roots.device)  # scores of the frontier nodes
-    numbers = torch.zeros_like(roots)[:, None]  # numbers of these nodes among the candidates
+    numbers = chosen = torch.zeros_like(roots)[:, None]  # of these nodes among the candidates, and within their level
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
     levels: list[Tensor] = []
     count = 0  # candidates so far
@@ -93,12 +93,13 @@ def build_dynamic_tree(builder: TreeBuilder, allowed: Int[Tensor, "B"], limits: 
         ids, shares = builder.ranked(children)
         width = ids.shape[2]
         tokens, scores = ids.flatten(1), (above[..., None] + shares).flatten(1)
-        # The tree keeps a node's parents and the better nodes of its level with it, so its children need this room.
-        most = min(limits.top_k, limits.nodes - level + (level == depth))
-        chosen = frontier(scores if limits.value else shares.flatten(1), most)
-        above = scores.gather(1, chosen)
-        if not limits.rerank:
-            scores = torch.full_like(scores, -torch.inf).scatter(1, chosen, above)
+        if level < depth or not limits.rerank:
+            # The tree keeps a node's parents and the better nodes of its level with it, so its children need this room.
+            most = min(limits.top_k, limits.nodes - level + (level == depth))
+            chosen = frontier(scores if limits.value else shares.flatten(1), most)
+            above = scores.gather(1, chosen)
+            if not limits.rerank:
+                scores = torch.full_like(scores, -torch.inf).scatter(1, chosen, above)
         parts.append((tokens, numbers.repeat_interleave(width, 1), scores))
         levels.append(torch.full((tokens.shape[1],), level, device=roots.device))
         if level == depth or not worth_a_level(above, allowed > level, limits.level_worth):
