@@ -3,15 +3,10 @@
 from dataclasses import dataclass
 from typing import final
 
-from jaxtyping import Int
-from torch import Tensor
-
-from foredraft.core.draft import Draft
-from foredraft.core.drafter import Needs, View
 from foredraft.core.options import SizedOptions, check_bounds
 from foredraft.drafters.common.build_context import BuildContext
-from foredraft.drafters.common.draft_runner import DraftRunner, ModelTreeDrafter, RunnerTreeBuilder
-from foredraft.drafters.common.dynamic_tree import TreeLimits, build_dynamic_tree
+from foredraft.drafters.common.draft_runner import DraftRunner, DynamicModelDrafter
+from foredraft.drafters.common.dynamic_tree import TreeLimits
 from foredraft.heads.glide_model import GlideLM
 from foredraft.model.recording.replay import EAGER, Replay
 
@@ -34,20 +29,12 @@ class Options(SizedOptions):
 
 
 @final
-class Glide(ModelTreeDrafter):
+class Glide(DynamicModelDrafter):
     """Drafts dynamic trees with a GLIDE head; for ``vocab_size`` and ``replay`` see ``DraftRunner``."""
 
     def __init__(self, options: Options, model: GlideLM, vocab_size: int, replay: Replay = EAGER) -> None:
-        self._limits = TreeLimits(options.nodes, options.depth, options.top_k)
-        depth = min(options.depth, options.nodes)
-        needs = Needs(max_nodes=options.nodes, max_depth=depth, scored=True, target_cache=True)
-        super().__init__(needs, DraftRunner(model, vocab_size, replay))
-
-    def limits(self, view: View) -> TreeLimits:
-        return self._limits
-
-    def tree(self, builder: RunnerTreeBuilder, allowed: Int[Tensor, "B"], limits: TreeLimits) -> Draft:
-        return build_dynamic_tree(builder, allowed, limits)
+        limits = TreeLimits(options.nodes, options.depth, options.top_k)
+        super().__init__(limits, DraftRunner(model, vocab_size, replay), target_cache=True)
 
 
 def build(options: Options, context: BuildContext) -> Glide:

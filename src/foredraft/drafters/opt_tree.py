@@ -7,15 +7,10 @@ length if the probabilities are right. Nodes are picked, not drawn, so every cho
 from dataclasses import dataclass
 from typing import final
 
-from jaxtyping import Int
-from torch import Tensor
-
-from foredraft.core.draft import Draft
-from foredraft.core.drafter import Needs, View
 from foredraft.core.options import SizedOptions, check_bounds
 from foredraft.drafters.common.build_context import BuildContext
-from foredraft.drafters.common.draft_runner import DraftRunner, ModelTreeDrafter, RunnerTreeBuilder
-from foredraft.drafters.common.dynamic_tree import TreeLimits, build_dynamic_tree
+from foredraft.drafters.common.draft_runner import DraftRunner, DynamicModelDrafter
+from foredraft.drafters.common.dynamic_tree import TreeLimits
 from foredraft.model.base import TargetModel
 from foredraft.model.recording.replay import EAGER, Replay
 
@@ -38,7 +33,7 @@ class Options(SizedOptions):
 
 
 @final
-class OptTree(ModelTreeDrafter):
+class OptTree(DynamicModelDrafter):
     """Drafts dynamic trees with a small model; see ``DraftRunner``.
 
     Args:
@@ -48,15 +43,8 @@ class OptTree(ModelTreeDrafter):
     """
 
     def __init__(self, options: Options, model: TargetModel, vocab_size: int, replay: Replay = EAGER) -> None:
-        self._limits = TreeLimits(options.nodes, options.depth, options.top_k)
-        needs = Needs(max_nodes=options.nodes, max_depth=min(options.depth, options.nodes), scored=True, ahead=True)
-        super().__init__(needs, DraftRunner(model, vocab_size, replay))
-
-    def limits(self, view: View) -> TreeLimits:
-        return self._limits
-
-    def tree(self, builder: RunnerTreeBuilder, allowed: Int[Tensor, "B"], limits: TreeLimits) -> Draft:
-        return build_dynamic_tree(builder, allowed, limits)
+        limits = TreeLimits(options.nodes, options.depth, options.top_k)
+        super().__init__(limits, DraftRunner(model, vocab_size, replay), ahead=True)
 
 
 def build(options: Options, context: BuildContext) -> OptTree:

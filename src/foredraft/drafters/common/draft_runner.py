@@ -12,7 +12,7 @@ from torch import Tensor
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import KVSize, Needs, Plan, Rewindable, View
 from foredraft.core.tree import TokenTree
-from foredraft.drafters.common.dynamic_tree import TreeLimits
+from foredraft.drafters.common.dynamic_tree import TreeLimits, build_dynamic_tree
 from foredraft.drafters.common.tree_builder import TreeBuilder
 from foredraft.engine.nested_loop import NestedLoop
 from foredraft.model.base import TargetModel, widened
@@ -301,3 +301,25 @@ class ModelTreeDrafter(RunnerDrafter[DraftRunner]):
 
     def _built(self, view: View, forwards: Forwards, allowed: Int[Tensor, "B"], limits: TreeLimits) -> Draft:
         return self.tree(RunnerTreeBuilder(forwards, view), allowed, limits)
+
+
+class DynamicModelDrafter(ModelTreeDrafter):
+    """A drafter of dynamic trees with one draft model, within limits that do not change.
+
+    Args:
+        ahead, target_cache: see ``Needs``.
+    """
+
+    def __init__(
+        self, limits: TreeLimits, runner: DraftRunner, *, ahead: bool = False, target_cache: bool = False
+    ) -> None:
+        self._limits = limits
+        nodes, depth = limits.nodes, min(limits.depth, limits.nodes)
+        needs = Needs(max_nodes=nodes, max_depth=depth, scored=True, ahead=ahead, target_cache=target_cache)
+        super().__init__(needs, runner)
+
+    def limits(self, view: View) -> TreeLimits:
+        return self._limits
+
+    def tree(self, builder: RunnerTreeBuilder, allowed: Int[Tensor, "B"], limits: TreeLimits) -> Draft:
+        return build_dynamic_tree(builder, allowed, limits)
