@@ -4,12 +4,13 @@
     python benchmarks/lossy.py --answers T0.jsonl T1.jsonl --split FOLDER    # training data, and what is held out
     python benchmarks/lossy.py ... --medusa2 RUN/head --answers FOLDER/held_T0.jsonl FOLDER/held_T1.jsonl
 
-A cell is a drafter, a rule and a temperature: all prompts run in one batch, with everything drafted in every step. One
-JSON line a cell, with each text's tokens, forwards of the target and quality. transformers scores the texts, by the law
-of the original target: log-likelihood at the cell's temperature and at 1, and how many tokens are the target's best.
-GSM8K's answers are right if the last number is. With ``--medusa2``, that target's texts are scored by the original's
-law, and ``--answers`` (of ``foredraft answers``, not of its training) by both. A finished cell is not run again;
-``--part 1/4`` runs every fourth cell, for several processes. Times do not matter.
+A cell is a drafter, a rule and a temperature: prompts run in batches, with everything drafted in every step. One JSON
+line a cell, with each text's tokens, forwards of the target and quality. transformers scores the texts, by the law of
+the original target in float32: log-likelihood at the cell's temperature and at 1, and how many tokens are the target's
+best. GSM8K's answers are right if the last number is. With ``--medusa2``, that target's texts are scored by the
+original's law, and ``--answers`` (of ``foredraft answers``, not of its training) by both. A finished cell is not run
+again; ``--part 1/4`` runs every fourth cell, for several processes. Times do not matter: on a CPU, ``--weights int8
+--rows 8`` is many times faster than float32.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import json
 import math
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,12 +56,13 @@ APPROXIMATE = (
 )
 RULES = {"medusa": TYPICAL, "blockwise": APPROXIMATE}
 """Lossy rules by the drafter of their paper."""
+FLOAT = "float32"
 PLAIN, JOINT = "original", "medusa2"
 """Names of the targets."""
 
 
 class Cell(NamedTuple):
-    """What is decoded, and how; ``count``: prompts of each file."""
+    """What is decoded, and how; ``count``: prompts of each file, ``weights``: of target and head."""
 
     target: str
     drafter: str
@@ -67,6 +70,12 @@ class Cell(NamedTuple):
     temperature: float
     count: int
     tokens: int
+    weights: str = FLOAT
+
+    @classmethod
+    def of(cls, line: dict[str, Any]) -> "Cell":
+        """The cell of a line, or what a line has for one."""
+        return cls(**{name: line[name] for name in cls._fields if name in line})
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +107,8 @@ def cells(args: argparse.Namespace) -> list[Cell]:
             rules = [EXACT] if target == JOINT else [EXACT, *RULES[drafter]]
             if heat == 0:
                 rules = [rule for rule in rules if not rule.startswith("typical")]  # greedy rows are exact
-            found += [Cell(target, drafter, rule, heat, args.count, args.new_tokens) for rule in rules]
+            size = args.count, args.new_tokens, args.weights
+            found += [Cell(target, drafter, rule, heat, *size) for rule in rules]
     part, parts = map(int, args.part.split("/"))
     return found[part - 1 :: parts]
 
@@ -155,8 +165,9 @@ def run(generator: Generator, some: Sequence[Question], cell: Cell, scorer: Scor
 def measured(args: argparse.Namespace, todo: Sequence[Cell]) -> Iterator[dict[str, Any]]:
     """Run these cells."""
     some = questions(args.prompts, args.count)
-    rows = {"max_batch_size": len(some), "kv_cache_memory_bytes": args.kv_cache_memory_bytes}
-    options = {"dtype": "float32", "device": args.device, **rows}
+    rows = {"max_batch_size": min(args.rows, len(some)), "kv_cache_memory_bytes": args.kv_cache_memory_bytes}
+    stored = {"dtype": FLOAT} if args.weights == FLOAT else {"weights": args.weights}
+    options = {**stored, "device": args.device, **rows}
     paths = {PLAIN: args.model, JOINT: args.medusa2}
     heads = {(PLAIN, "medusa"): args.medusa, (PLAIN, "blockwise"): args.blockwise, (JOINT, "medusa"): args.medusa2}
     scorer = Scorer(args.model, args.device, args.score_rows)
@@ -240,35 +251,40 @@ def table(drafter: str, path: Path = RESULTS) -> str:
     if not path.exists():
         return ""
     kinds = read(path)
-    found: dict[Cell, list[dict]] = {}
-    for line in kinds["cell"]:
-        found[Cell(*(line[name] for name in Cell._fields))] = line["texts"]
+    found = {Cell.of(line): line["texts"] for line in kinds["cell"]}
     most = max((cell.count, cell.tokens) for cell in found)
     rules = [EXACT, *RULES[drafter]]
     own = [cell for cell in found if cell.drafter == drafter and (cell.count, cell.tokens) == most]
     own.sort(key=lambda cell: (cell.temperature, cell.target != PLAIN, rules.index(cell.rule)))
+    parts = []
+    for weights in sorted({cell.weights for cell in own}, key=lambda each: each == FLOAT):
+        some = {cell: found[cell] for cell in own if cell.weights == weights}
+        origins = [each for each in kinds["provenance"] if each.get("weights", FLOAT) == weights]
+        parts += _part(some, origins, weights)
+    if drafter == "medusa" and "answers" in kinds:
+        parts.append("\n".join(answers_table(kinds["answers"])))
+    return "\n\n".join(parts)
+
+
+def _part(found: dict[Cell, list[dict]], origins: Sequence[dict], weights: str) -> list[str]:
+    """The table of cells with these weights, and how they were made."""
     lines = []
-    for cell in own:
+    for cell in found:
         name = cell.rule if cell.target == PLAIN else "exact, Medusa-2's target"
         shown = name if name.startswith(EXACT) else f"`{name}`"
         lines.append([f"{cell.temperature:g}", shown, *row_of(found[cell])])
-    tasks = {text["task"]: 0 for text in found[own[0]]}
-    for text in found[own[0]]:
-        tasks[text["task"]] += 1
-    origins = kinds["provenance"]
+    first = next(iter(found))
+    tasks = Counter(text["task"] for text in found[first])
     commits = list(dict.fromkeys(each["commit"][:9] for each in origins))
     several = {"commits": f"commits {', '.join(commits)}"} if len(commits) > 1 else {}
     about = (
-        f"{', '.join(f'{number} prompts of {task}' for task, number in tasks.items())}, {most[1]} tokens at most, "
+        f"{', '.join(f'{number} prompts of {task}' for task, number in tasks.items())}, {first.tokens} tokens at most, "
         f"{origins[0]['model']}. Perplexities of the texts are by the target's own law"
-        f"{', also where Medusa-2 has changed the target' if any(cell.target == JOINT for cell in own) else ''}; best "
+        f"{', also where Medusa-2 has changed the target' if any(cell.target == JOINT for cell in found) else ''}; best "
         "tokens: the share that is the target's most likely token; in brackets the 95 % bootstrap interval over "
-        f"prompts. {origin_line({**origins[0], **several})}. Made by `benchmarks/lossy.py`."
+        f"prompts. {origin_line({**origins[0], **several}, weights)}. Made by `benchmarks/lossy.py`."
     )
-    parts = ["\n".join(markdown_table(["T", "rule", *COLUMNS], lines, words=(0, 1))), about]
-    if drafter == "medusa" and "answers" in kinds:
-        parts.insert(1, "\n".join(answers_table(kinds["answers"])))
-    return "\n\n".join(parts)
+    return ["\n".join(markdown_table(["T", "rule", *COLUMNS], lines, words=(0, 1))), about]
 
 
 def answers_table(lines: Sequence[dict]) -> list[str]:
@@ -297,6 +313,8 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7, 1.0])
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--weights", default=FLOAT, help="int8 or int4: on the native engine, quantised")
+    parser.add_argument("--rows", type=int, default=80, help="prompts in a batch")
     parser.add_argument("--kv-cache-memory-bytes", type=int)
     parser.add_argument("--score-rows", type=int, default=8, help="texts that are scored at once")
     parser.add_argument("--part", default="1/1", help="I/N: every N-th cell from the I-th on")
@@ -309,7 +327,7 @@ def main() -> None:
     if args.device == "cpu":
         torch.set_num_threads(1)
     kinds = read(args.out) if args.out.exists() else {}
-    done = {Cell(*(line[name] for name in Cell._fields)) for line in kinds.get("cell", [])}
+    done = {Cell.of(line) for line in kinds.get("cell", [])}
     todo = [cell for cell in cells(args) if cell not in done] if args.prompts else []
     scored = args.part.startswith("1/") and args.answers and "answers" not in kinds
     with args.out.open("a", encoding="utf-8") as file:
@@ -320,7 +338,7 @@ def main() -> None:
 
         command = f"python benchmarks/lossy.py {shlex.join(sys.argv[1:])}"
         where = {"device": torch.cuda.get_device_name(args.device)} if args.device != "cpu" else {}
-        write(provenance(command, model=Path(args.model).name, **where))
+        write(provenance(command, model=Path(args.model).name, weights=args.weights, **where))
         for cell in measured(args, todo):
             write(cell)
             print(*(cell[name] for name in Cell._fields), *row_of(cell["texts"]), sep=" | ", flush=True)

@@ -217,6 +217,7 @@ def lossy(inputs: Inputs) -> list[Command]:
             "--model",
             inputs.smollm2,
             *heads,
+            *("--weights", "int8", "--rows", "8"),
             "--prompts",
             *questions(inputs, ("gsm8k", "mt_bench")),
             "--answers",

@@ -84,6 +84,24 @@ def test_a_finished_cell_is_not_run_again(
     assert tool.table("medusa", tmp_path / "none.jsonl") == ""
 
 
+def test_weights_of_the_engine_have_cells_and_a_table_of_their_own(
+    tool: ModuleType, prompts: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    out = tmp_path / "cells.jsonl"
+    monkeypatch.setattr(tool, "RULES", {"medusa": ()})
+    few = ["lossy.py", "--model", "sample", "--medusa", "sample-medusa", "--prompts", *prompts, "--count", "2"]
+    few += ["--new-tokens", "12", "--temperatures", "0", "--out", str(out)]
+    for options in ([], ["--weights", "int8", "--rows", "2"], ["--weights", "int8"]):
+        monkeypatch.setattr(sys, "argv", [*few, *options])
+        tool.main()
+    lines = tool.read(out)["cell"]
+    assert [line["weights"] for line in lines] == ["float32", "int8"]
+    old = {name: value for name, value in lines[0].items() if name != "weights"}
+    assert tool.Cell.of(old) == tool.Cell.of(lines[0]) != tool.Cell.of(lines[1]), "older lines are in float32"
+    first, second = tool.table("medusa", out).split("Made by `benchmarks/lossy.py`.")[:2]
+    assert "int8, torch" in first and "float32, torch" in second
+
+
 def test_held_out_answers_are_of_prompts_that_no_training_answer_has(tool: ModuleType, tmp_path: Path):
     def row(prompt: int, answer: int) -> str:
         return json.dumps({"ids": [1, prompt, answer], "prompt_length": 2}) + "\n"
