@@ -14,7 +14,7 @@ from foredraft.heads.nets.glide import Glide
 from foredraft.heads.nets.ttt_attention import sample_rows, take
 from foredraft.model.hf.causal_lm import CausalLM
 from foredraft.model.partial.skipping import LastLayerOnly
-from foredraft.train.losses import chain_metrics, hit_rate, loss_of, weighted_mean
+from foredraft.train.losses import agree, chain_metrics, loss_of, weighted_mean
 from foredraft.train.recipe import Recipe, TrainBatch, recompute
 
 
@@ -90,7 +90,8 @@ class GlideRecipe(Recipe[Glide]):
             p = self.net.target.head(labels).float().softmax(-1)
         logits = self.net.logits(states).float()
         loss = weighted_mean(self._loss(p, logits.log_softmax(-1)), weights)
-        return loss, *(hit_rate(logits, p, weights * (ages == age)) for age in range(self._options.block))
+        hits = agree(logits, p).float()
+        return loss, *(weighted_mean(hits, weights * (ages == age)).detach() for age in range(self._options.block))
 
 
 def masked(query: Tensor, key: Tensor, value: Tensor, seen: Bool[Tensor, "B M T"]) -> Tensor:
