@@ -12,6 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 import foredraft
+import gguf_files
 import tiny
 from foredraft.cli.choices import MODEL
 from foredraft.compose.arguments import as_spec
@@ -95,13 +96,42 @@ def test_a_bundled_head_is_found_by_the_name_of_its_target(tmp_path: Path):
         assert isinstance(named, Spec) and (named.name, named.path) == ("eagle3", "smollm2-eagle3")
         assert isinstance(spec, Spec) and spec.name == default, "look-ups gain more on the kernels"
         for weights, expected in (("int4", "prompt_lookup"), ("int8", default)):
-            found = as_spec(name, "auto", weights)
+            found = as_spec(name, "auto", LoadOptions(weights=weights))
             assert isinstance(found, Spec) and found.name == expected
     others = ("SmolLM2-135M-Instruct-mine", "SmolLM2-135M-Instruct-mine.Q4_1.gguf", str(tmp_path / "sample"), "")
     for name in ("HuggingFaceTB/SmolLM2-360M-Instruct", *others):
         assert bundled_drafts(name) == {}
         spec = as_spec(name, "auto")
         assert isinstance(spec, Spec) and (spec.name, spec.path) == ("prompt_lookup", None)
+
+
+def test_a_loaded_model_gets_the_drafter_that_its_folder_or_file_gets(tmp_path: Path):
+    """The head, unless it runs on the native engine in 4 bits or from a GGUF file."""
+
+    def default(source: Any, **options: Any) -> str:
+        found = as_spec(source, "auto", LoadOptions(**options))
+        assert isinstance(found, Spec)
+        return found.name
+
+    model = tiny.build(intermediate_size=64)
+    folder = tmp_path / next(name for name in BUNDLED_DRAFTS if name != "sample")
+    model.save_pretrained(folder)
+    file = tmp_path / f"{folder.name}.Q8_0.gguf"
+    gguf_files.writer().write(file, model, kind="Q8_0")
+    for weights in ("int4", "int8"):
+        foredraft.quantize(folder, tmp_path / weights / folder.name, weights)
+    cases: list[tuple[Path, dict[str, Any], str]] = [
+        (folder, {}, "eagle3"),
+        (folder, {"weights": "int8"}, "eagle3"),
+        (folder, {"weights": "int4"}, "prompt_lookup"),
+        (tmp_path / "int8" / folder.name, {}, "eagle3"),
+        (tmp_path / "int4" / folder.name, {}, "prompt_lookup"),
+        (file, {}, "prompt_lookup"),
+        (file, {"dtype": "float32"}, "eagle3"),
+    ]
+    for source, options, expected in cases:
+        with foredraft.load(source, "none", **options) as plain:
+            assert default(str(source), **options) == default(plain.engine.target) == expected, (source, options)
 
 
 def test_the_bundled_head_fits_its_target():

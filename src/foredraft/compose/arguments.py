@@ -25,9 +25,11 @@ from foredraft.heads.formats import inspect_head
 from foredraft.heads.formats.tuned import SUFFIX, read_tuned
 from foredraft.model.base import TargetModel
 from foredraft.model.gguf.load import is_gguf
+from foredraft.model.hf.hub import local_path
 from foredraft.model.loading.bundled import resolve
 from foredraft.model.loading.load import unwrapped
 from foredraft.model.loading.placement import as_device, as_dtype
+from foredraft.model.native.saved import saved_weights
 
 _log = logging.getLogger(__name__)
 
@@ -176,11 +178,11 @@ def _in_parts(options: Mapping[str, Any] | None, tensor_parallel: int) -> Mappin
     return {**(options or {}), "tp_plan": "auto"}
 
 
-def as_spec(source: Any, drafter: AnyDrafter, weights: str | None = None) -> Spec | Drafter:
+def as_spec(source: Any, drafter: AnyDrafter, options: LoadOptions | None = None) -> Spec | Drafter:
     """Normalise a drafter for this target.
 
     Args:
-        weights: with which the target will be loaded.
+        options: with which the target will be loaded.
 
     Raises:
         OptionError: an unknown method or option.
@@ -189,7 +191,7 @@ def as_spec(source: Any, drafter: AnyDrafter, weights: str | None = None) -> Spe
     if isinstance(drafter, Drafter):
         return drafter
     if drafter == "auto":
-        drafter = "eagle3" if _bundled_drafts(source) and not _is_fast(source, weights) else "prompt_lookup"
+        drafter = "eagle3" if _bundled_drafts(source) and not _is_fast(source, options) else "prompt_lookup"
         _log.info("The automatic choice of a drafter is %s.", drafter)
     if drafter is None or isinstance(drafter, str):
         return _from_text(source, drafter or "none")
@@ -233,12 +235,19 @@ def _bundled_drafts(source: Any) -> Mapping[str, str]:
     return bundled_drafts(source)
 
 
-def _is_fast(source: Any, weights: str | None) -> bool:
-    """Whether plain decoding of a target is so fast that look-ups gain more than a head (docs/native.md): with weights
-    of 4 bits, from GGUF files, and where the native engine runs it already."""
-    if isinstance(source, str):
-        return weights == "int4" or is_gguf(resolve(source))
-    return isinstance(source, TargetModel) and source.any_width
+def _is_fast(source: Any, options: LoadOptions | None) -> bool:
+    """Whether plain decoding of a target is so fast that look-ups gain more than a head (docs/native.md): on the native
+    engine with weights of 4 bits or of a GGUF file."""
+    if isinstance(source, TargetModel):
+        return source.any_width and (source.weights == "int4" or is_gguf(resolve(source.origin)))
+    if not isinstance(source, str):
+        return False
+    options = options or LoadOptions()
+    if is_gguf(path := resolve(source)):
+        return options.dtype is None
+    folder = local_path(path)
+    saved = None if folder is None else saved_weights(folder)
+    return (options.weights if saved is None else saved.weights) == "int4"
 
 
 def _from_path(source: Any, path: str) -> Spec:

@@ -119,7 +119,7 @@ class _Loader:
         """Build a generator for each drafter, or none if one of them fails."""
         if not drafters:
             raise OptionError("Name at least one drafter; the drafter none is plain decoding.")
-        specs = [as_spec(self.source, drafter, self.options.weights) for drafter in drafters]
+        specs = [as_spec(self.source, drafter, self.options) for drafter in drafters]
         if self.options.draft_options and not any(names_draft(spec) for spec in specs):
             raise OptionError("draft_options apply only to a draft model loaded by its name: leave them out.")
         kinds = [_kind(spec, self.options.verifier) for spec in specs]

@@ -181,6 +181,7 @@ def _load_gguf(
         return Loaded(model, own, eos_token_ids(model, own), weights_of(file, model), weights)
     _begin(name, config, others, device)
     model = load_float(file, config, others)
+    model.config.name_or_path = name  # transformers has emptied it
     return Loaded(model, own, eos_token_ids(model, own))
 
 
