@@ -147,6 +147,14 @@ def learned(place: Path) -> Path:
     return own
 
 
+def test_a_whole_model_learns_at_a_lower_rate_than_a_head(place: Path, tmp_path: Path):
+    for recipe, lr, peak in (("early_exit", None, 3e-4), ("early_exit", 2e-3, 2e-3), ("draft", None, 1e-3)):
+        out = tmp_path / f"{recipe} {lr}"
+        drafts = {"drafts": (str(place / "target"),)} if recipe == "draft" else {}
+        train_draft(recipe, place, out, replace(SHORT, tokens=64, lr=lr, warmup=0.0), **drafts)
+        assert log_of(out)[0]["lr"] == pytest.approx(peak)
+
+
 def validations(out: Path) -> list[dict[str, float]]:
     return [line["validation"] for line in log_of(out) if "validation" in line]
 

@@ -63,15 +63,16 @@ def train(
     accelerator = accelerator or devices.accelerator()
     recipe.to(accelerator.device)
     groups = _groups(recipe)
-    optimizer = _adamw(groups, options)
-    terms = asdict(options) | {"accumulate": options.accumulate * accelerator.num_processes}
+    lr = options.lr or recipe.lr
+    optimizer = _adamw(groups, options, lr)
+    terms = asdict(options) | {"lr": lr, "accumulate": options.accumulate * accelerator.num_processes}
     checkpoints = Checkpoints(folder / "checkpoint.pt", recipe.net, optimizer, terms)
     state = checkpoints.resume()
     model, optimizer = accelerator.prepare(recipe, optimizer)
     steps = batches.steps(options, accelerator.num_processes)
     progress = _Progress(state, steps, batches.tokens_per_step(options, accelerator.num_processes))
     log = Log(folder / "log.jsonl", progress.line(), report) if accelerator.is_main_process else None
-    run = _Run(model, optimizer, groups, batches, options, accelerator, progress, log)
+    run = _Run(model, optimizer, groups, batches, options, lr, accelerator, progress, log)
     # the first process saves and ends; the others end when they miss it, so that its last step can be completed
     with Interruptions(always=log is None) as interruptions:
         try:
@@ -142,6 +143,7 @@ class _Run:
     groups: dict[float, list[torch.nn.Parameter]]
     batches: TrainBatches
     options: LoopOptions
+    lr: float  # at the peak
     accelerator: "Accelerator"
     progress: _Progress
     log: Log | None
@@ -156,7 +158,7 @@ class _Run:
         options, accelerator = self.options, self.accelerator
         rate = options.rate(number - 1, self.progress.steps)
         for group, pace in zip(self.optimizer.param_groups, self.groups, strict=True):
-            group["lr"] = options.lr * rate * pace
+            group["lr"] = self.lr * rate * pace
         metrics = _step(self.model, self.batches, number - 1, options, accelerator)
         norm = accelerator.clip_grad_norm_([weight for group in self.groups.values() for weight in group], options.clip)
         with interruptions.deferred():
@@ -173,7 +175,7 @@ class _Run:
             gradient = _finite(number, metrics["loss"], norm)
             if self.due(number, options.report):
                 values = {name: round(float(value), 6) for name, value in metrics.items()} | {"gradient": gradient}
-                self.log.write(self.progress.line() | values | {"lr": options.lr * rate})
+                self.log.write(self.progress.line() | values | {"lr": self.lr * rate})
 
     def validate(self, validate: Validate) -> None:
         assert self.log is not None
@@ -211,10 +213,10 @@ def _groups(recipe: Recipe) -> dict[float, list[torch.nn.Parameter]]:
     return groups
 
 
-def _adamw(groups: dict[float, list[torch.nn.Parameter]], options: LoopOptions) -> torch.optim.Optimizer:
+def _adamw(groups: dict[float, list[torch.nn.Parameter]], options: LoopOptions, lr: float) -> torch.optim.Optimizer:
     betas = (options.beta1, options.beta2)
     parts = [{"params": weights} for weights in groups.values()]
-    return torch.optim.AdamW(parts, lr=options.lr, betas=betas, weight_decay=options.weight_decay)
+    return torch.optim.AdamW(parts, lr=lr, betas=betas, weight_decay=options.weight_decay)
 
 
 def _finite(number: int, loss: Tensor, norm: Any) -> float:

@@ -45,7 +45,7 @@ class LoopOptions:
     length: tokens per sample.
     batch: samples per batch.
     accumulate: batches per optimizer step.
-    lr: peak learning rate.
+    lr: peak learning rate; by default 1e-3, of early_exit 3e-4.
     floor: final learning rate, as a fraction of the peak.
     warmup: fraction of steps that warm up.
     weight_decay: AdamW's weight decay.
@@ -63,7 +63,7 @@ class LoopOptions:
     length: int = 512
     batch: int = 8
     accumulate: int = 1
-    lr: float = 1e-3
+    lr: float | None = None
     floor: float = 0.05
     warmup: float = 0.03
     weight_decay: float = 0.0

@@ -39,11 +39,12 @@ class Recipe(nn.Module, ABC, Generic[Net]):
     """A net and its loss in one module, so that data-parallel wrappers see one forward. Subclasses are final.
 
     ``taps``: the target's hidden layers that a batch must have. ``net``: the module to train and save. ``paces``:
-    learning rate factors of the net's children, by name; 1 by default.
+    learning rate factors of the net's children, by name; 1 by default. ``lr``: the peak unless another is given.
     """
 
     taps: tuple[int, ...]
     net: Net
+    lr: float = 1e-3
     paces: Mapping[str, float] = MappingProxyType({})
 
     @abstractmethod

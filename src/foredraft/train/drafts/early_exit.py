@@ -95,6 +95,8 @@ class EarlyExitRecipe(Recipe[Student]):
         model: to train; a copy of the target.
     """
 
+    lr = 3e-4  # a whole model forgets at a head's rate
+
     def __init__(self, model: CausalLM, target: TargetModel, options: Options) -> None:
         super().__init__()
         self.taps = (FINAL,)
