@@ -228,6 +228,8 @@ class Bench:
         prompts = [(task, number, ids) for task in tasks for number, ids in enumerate(self.prompts[task])]
         prompts.sort(key=lambda each: len(each[2]))
         if self._args.weights and not cell.draws:
+            if cell.method == "sequoia":  # the first text measures its tree, for which it needs the target
+                self._decoded(generator, prompts[:1], cell.temperature)
             texts = self._replayed(generator, prompts, cell.temperature)
         else:
             texts = self._decoded(generator, prompts, cell.temperature)
@@ -248,7 +250,6 @@ class Bench:
         plain = self._decoded(self.plain, missing, temperature, eos_token_id=())  # a step may go beyond the end
         for (task, number, ids), text in zip(missing, plain, strict=True):
             recorded[task, number] = RecordedText([*ids, *text.tokens])
-        self._decoded(generator, prompts[:1], temperature)  # what drafters measure on the target, they measure here
         texts = []
         for prompt in prompts:
             with recorded[prompt[:2]].replayed(generator.engine.target):

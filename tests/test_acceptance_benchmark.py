@@ -85,7 +85,8 @@ def test_every_arm_with_every_rule_writes_plain_decodings_texts(
 
 @needs_compiler
 def test_replays_are_what_would_be_decoded(tool: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    words = ("--tasks", "gsm8k", "--weights", "int8", "--only", *METHODS, "--output-tokens", "24", "--batch", "1")
+    methods = (*METHODS, "sequoia", "--draft-model", str(MODELS / "draft-4m"))
+    words = ("--tasks", "gsm8k", "--weights", "int8", "--only", *methods, "--output-tokens", "24", "--batch", "1")
     forwards, compute = [0], NativeLM.compute
 
     def counted(*given: Any) -> Any:
