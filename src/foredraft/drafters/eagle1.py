@@ -9,6 +9,7 @@ from torch import Tensor
 
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Needs, Plan, View
+from foredraft.core.options import SizedOptions
 from foredraft.drafters.common.build_context import BuildContext
 from foredraft.drafters.common.drawn_tree import TreeShape, build_static_tree
 from foredraft.drafters.common.dynamic_tree import TreeLimits
@@ -21,7 +22,7 @@ from foredraft.model.recording.replay import EAGER, Replay
 
 
 @dataclass(frozen=True, slots=True)
-class Options(EagleOptions):
+class Options(EagleOptions, SizedOptions):
     """The shape of the tree.
 
     tree: eagle (the published tree of 25 nodes), medusa (63 nodes), or children by level, such as 4x2x1.

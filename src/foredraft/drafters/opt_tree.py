@@ -7,29 +7,18 @@ length if the probabilities are right. Nodes are picked, not drawn, so every cho
 from dataclasses import dataclass
 from typing import final
 
-from foredraft.core.options import SizedOptions, check_bounds
 from foredraft.drafters.common.build_context import BuildContext
 from foredraft.drafters.common.draft_runner import DraftRunner, DynamicModelDrafter
-from foredraft.drafters.common.dynamic_tree import TreeLimits
+from foredraft.drafters.common.dynamic_tree import TreeOptions
 from foredraft.model.base import TargetModel
 from foredraft.model.recording.replay import EAGER, Replay
 
 
 @dataclass(frozen=True, slots=True)
-class Options(SizedOptions):
-    """The size of the tree.
+class Options(TreeOptions):
+    """More candidates than other trees have."""
 
-    nodes: most nodes of the tree.
-    depth: levels of the tree; each costs a forward of the draft model.
-    top_k: nodes expanded per level, and children scored for each.
-    """
-
-    nodes: int = 23
-    depth: int = 6
     top_k: int = 8
-
-    def __post_init__(self) -> None:
-        check_bounds(self, least={"nodes": 1, "depth": 1, "top_k": 1})
 
 
 @final
@@ -43,8 +32,7 @@ class OptTree(DynamicModelDrafter):
     """
 
     def __init__(self, options: Options, model: TargetModel, vocab_size: int, replay: Replay = EAGER) -> None:
-        limits = TreeLimits(options.nodes, options.depth, options.top_k)
-        super().__init__(limits, DraftRunner(model, vocab_size, replay), ahead=True)
+        super().__init__(options.limits, DraftRunner(model, vocab_size, replay), ahead=True)
 
 
 def build(options: Options, context: BuildContext) -> OptTree:

@@ -4,6 +4,7 @@ A node's score is the sum of its path's log shares (see ``tree_ops.ranked``): ho
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from foredraft.core.draft import Draft
 from foredraft.core.drafter import Plan, View
+from foredraft.core.options import SizedOptions, check_bounds
 from foredraft.drafters.common.tree_builder import TreeBuilder
 from foredraft.drafters.common.tree_ops import GUESSES, SHARPEST, Candidates, keep_best, worth_a_level
 from foredraft.model.native.drafting import TreeSize
@@ -63,6 +65,27 @@ class TreeLimits(NamedTuple):
         depth = min(plan.length, self.depth, nodes)
         worth = 0.0 if plan.recorded else plan.level_worth  # it is another one in each step
         return self._replace(nodes=nodes, depth=depth, level_worth=worth, reads=not plan.recorded)
+
+
+@dataclass(frozen=True, slots=True)
+class TreeOptions(SizedOptions):
+    """The shape of a dynamic tree; top_k=1 drafts chains.
+
+    nodes: most nodes of the tree.
+    depth: levels of the tree; each costs a forward of what drafts.
+    top_k: nodes expanded per level, and children scored for each.
+    """
+
+    nodes: int = 23
+    depth: int = 6
+    top_k: int = 4
+
+    def __post_init__(self) -> None:
+        check_bounds(self, least={"nodes": 1, "depth": 1, "top_k": 1})
+
+    @property
+    def limits(self) -> TreeLimits:
+        return TreeLimits(self.nodes, self.depth, self.top_k)
 
 
 def _full(parts: Sequence[tuple[Tensor, Tensor, Tensor]], above: Float[Tensor, "B K"], nodes: int) -> bool:

@@ -10,10 +10,9 @@ from torch import Tensor
 
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Needs, Plan, Trainable, View
-from foredraft.core.options import SizedOptions, check_bounds
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.drawn_tree import build_static_tree
-from foredraft.drafters.common.dynamic_tree import TreeLimits, build_dynamic_tree
+from foredraft.drafters.common.dynamic_tree import TreeLimits, TreeOptions, build_dynamic_tree
 from foredraft.drafters.common.feature_cache import FeatureCache, TorchLayers, TreeSlots
 from foredraft.drafters.common.head import HeadDrafter
 from foredraft.drafters.common.templates import best_template
@@ -27,9 +26,9 @@ from foredraft.model.native.model import engine_of
 from foredraft.model.recording.replay import EAGER, Replay
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EagleOptions(SizedOptions):
-    """Corrections of the head's config.
+@dataclass(frozen=True, kw_only=True)
+class EagleOptions:
+    """To be mixed in: corrections of the head's config.
 
     rope_theta: base of the head's rotary positions, if its config is wrong.
     taps: hidden layers of the target that the head reads, such as 2x16x29, if missing or wrong in its files.
@@ -78,33 +77,27 @@ temperature 1 on HumanEval, GSM8K and MT-bench. It gives the shape of drawn tree
 
 
 @dataclass(frozen=True, slots=True)
-class DynamicOptions(EagleOptions):
-    """The shape of the tree.
+class DynamicOptions(EagleOptions, TreeOptions):
+    """The shape of the tree. In EAGLE's published code, nodes is total_token - 1, and depth is its depth + 1.
 
-    nodes: most nodes of the tree (total_token minus one in the published code).
-    depth: levels of the tree (depth plus one in the published code).
-    top_k: nodes expanded per level, and children scored for each.
     value: expand the nodes whose paths are likeliest; no: whose tokens are (EAGLE-2's ablation).
     rerank: keep the likeliest of all scored nodes; no: those that were expanded (EAGLE-2's ablation).
     """
 
-    nodes: int = 23
-    depth: int = 6
-    top_k: int = 4
     value: bool = True
     rerank: bool = True
     law = Law.WITHOUT_REPLACEMENT
 
-    def __post_init__(self) -> None:
-        check_bounds(self, least={"nodes": 1, "depth": 1, "top_k": 1})
+    @property
+    def limits(self) -> TreeLimits:
+        return TreeLimits(self.nodes, self.depth, self.top_k, value=self.value, rerank=self.rerank)
 
 
 class DynamicTreeDrafter(EagleDrafter):
     """A tree of the head's best guesses. If drafts are drawn, sampled rows get a static tree."""
 
     def __init__(self, options: DynamicOptions, net: EagleNet, replay: Replay = EAGER) -> None:
-        limits = TreeLimits(options.nodes, options.depth, options.top_k)
-        self._limits = limits._replace(value=options.value, rerank=options.rerank)
+        self._limits = options.limits
         template = best_template((ACCEPTANCE,) * options.depth, options.nodes)
         self._drawn = Level.all_of(template, any_weight(net).device)
         needs = Needs(net.taps, options.nodes, options.depth, scored=True, ahead=True)
