@@ -90,12 +90,12 @@ def specinfer() -> str:
         parts += [*_hit_rates(cells, "of {}, drafts from {}".format(*setting)), ""]
     for setting in _settings(kinds.get("trees", [])):
         cells = [cell for cell in kinds["trees"] if (cell["target"], cell["start"]) == setting]
-        parts += [*_merged(cells, "{}, drafts from {}".format(*setting)), ""]
+        parts += [*_merged(cells, "{}, drafts from {}".format(*setting)), "", *_gains(cells), ""]
     notes = (
         "K choices come from the drafts in turn: with two drafts and K = 4, two of each. Chosen: the share of "
         "the target's tokens among them. Sampled: the probability that multi-step sampling accepts one of K tokens "
         "drawn at T=1. Nodes are those before merging; of the expansions measured, the best one is shown. "
-        f"Drafts of the hit rates were distilled on {_lessons(kinds, 'hits')}."
+        f"The drafts were distilled on {_lessons(kinds, 'hits')}."
     )
     return "\n".join([*parts, notes, *filter(None, (_origin(kinds, part) for part in ("hits", "trees")))])
 
@@ -161,6 +161,44 @@ def _merged(cells: Sequence[dict], title: str) -> list[str]:
             rows.append([f"{nodes} nodes: {_drafts(family, count)}", *shown])
     names = [_heat(heat) + (f", {RULES[rule]}" if heat else "") for heat, rule in columns]
     return markdown_table([f"acceptance length, {title}", *names], rows)
+
+
+def _gains(cells: Sequence[dict]) -> list[str]:
+    """Acceptance lengths by each other on the same prompts, each with its best expansion: of several drafts by one's,
+    and of boosted ones by those that are distilled each by itself."""
+    keys = ("temperature", "rule", "nodes", "models", "family", "expansion")
+    found: dict[tuple, dict[str, dict[tuple, Sequence[float]]]] = {}
+    for cell in cells:
+        *where, expansion = (cell[key] for key in keys)
+        texts = found.setdefault(tuple(where), {}).setdefault(expansion, {})
+        texts |= {(cell["round"], number): text for number, text in enumerate(cell["texts"])}
+    best = {where: max(some.values(), key=lambda texts: _length([*texts.values()])) for where, some in found.items()}
+    columns = list(dict.fromkeys(where[:2] for where in best))
+    rows = []
+    for nodes, count in itertools.product(sorted({where[2] for where in best}), (2, 3)):
+        alone, boosted, one = (count, "alone"), (count, "boosted"), (1, "alone")
+        for (first, second), title in (
+            ((alone, one), f"{_drafts('alone', count)} / 1 draft"),
+            ((boosted, alone), f"{count} drafts, boosted / each by itself"),
+        ):
+            pairs = [[best.get((*column, nodes, *each), {}) for each in (first, second)] for column in columns]
+            shown = [_ratio(*pair) if pair[0] and pair[0].keys() == pair[1].keys() else "" for pair in pairs]
+            if any(shown):
+                rows.append([f"{nodes} nodes: {title}", *shown])
+    names = [_heat(heat) + (f", {RULES[rule]}" if heat else "") for heat, rule in columns]
+    return markdown_table(["ratio of acceptance lengths, same prompts", *names], rows) if rows else []
+
+
+def _ratio(first: dict[tuple, Sequence[float]], second: dict[tuple, Sequence[float]]) -> str:
+    """The first's acceptance length by the second's, with its interval over prompts."""
+    pairs = [(first[key], second[key]) for key in second]
+
+    def ratio(some: Sequence[tuple[Sequence[float], Sequence[float]]]) -> float:
+        own, others = zip(*some, strict=True)
+        return _length(own) / _length(others)
+
+    low, high = interval(pairs, ratio, SAMPLES)
+    return f"{ratio(pairs):.2f} ({low:.2f} to {high:.2f})"
 
 
 class Shape(NamedTuple):

@@ -94,6 +94,19 @@ def test_the_best_expansion_of_merged_trees_is_shown(
     assert "were distilled on 4,096 tokens, of which 25% count for the boosted ones after the first." in text
 
 
+def test_trees_are_compared_on_the_same_prompts(tables: ModuleType):
+    """Boosted drafts take 1.25 times the forwards, each family with its best expansion."""
+    tree = {"kind": "trees", **ABOUT, "models": 2, "nodes": 12, "rule": None}
+    lengths = {("alone", "2x1", 0): 4, ("alone", "2x1", 1): 8, ("alone", "1x1", 0): 80, ("alone", "1x1", 1): 80}
+    lengths |= {("boosted", "2x1", 1): 10, ("boosted", "2x1", 0): 5}
+    cells = [
+        {**tree, "family": family, "expansion": expansion, "round": number, "texts": [[80, forwards, 0]]}
+        for (family, expansion, number), forwards in lengths.items()
+    ]
+    assert tables._gains(cells)[2:] == ["| 12 nodes: 2 drafts, boosted / each by itself | 0.80 (0.80 to 0.80) |"]
+    assert tables._gains(cells[:4]) == []
+
+
 def test_lessons_are_those_of_finished_models(tool: ModuleType, tmp_path: Path):
     for name, validation in (("alone/2", {}), ("boosted/2", {"learns": 0.25})):
         (tmp_path / name / "draft").mkdir(parents=True)
