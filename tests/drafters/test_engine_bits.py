@@ -25,7 +25,7 @@ KV_CACHE_DTYPES = {"int4": "float16", "int8": "int8"}
 PARTIAL = {
     name
     for name in contract.VARIANTS
-    if name.split()[-1] in ("h2o", "triforce") or "partial" in name or "glide" in name
+    if name.endswith("h2o") or any(method in name for method in ("triforce", "partial", "glide"))
 }
 """They read a part of the target's KV cache."""
 NEW = 8

@@ -17,7 +17,7 @@
 
 #define TOGETHER 256 /* most nodes that go through the layers together */
 #define MOST_SCORES (1 << 19) /* bytes of scores of nodes that attend together */
-#define BLOCKS 4     /* blocks of outputs that a thread claims at a time */
+#define CLAIMED 24576 /* bytes of weights that a thread claims at a time, at least */
 
 typedef struct {
     uint8_t *memory;
@@ -53,6 +53,13 @@ void fd_advise_huge(void *memory, int64_t bytes) {
 #endif
 }
 
+/* Rows of activations of one product; see ``Activations``. */
+typedef struct {
+    int8_t *codes;
+    float *scales, *sums;
+    int32_t *offsets;
+} Rounded;
+
 /* Buffers of a forward of so many nodes at a time. */
 typedef struct {
     const Model *model;
@@ -61,10 +68,8 @@ typedef struct {
     int64_t first, width, rows;        /* nodes [first, first + width) of each of B rows; B * width */
     int64_t across;                    /* rows that there is space for */
     int64_t state_width, input_width, output_width, head_width, score_width;
-    float *states, *inputs, *outputs, *queries;
-    int8_t *codes;
-    float *scales, *sums;
-    int32_t *offsets;
+    float *states, *inputs, *outputs;
+    Rounded given, next; /* activations of the product that runs, and of the one after it where that makes them */
     int64_t *places;
     int64_t state_bytes, tree_width, nodes_together, queries_together; /* of attention */
     uint8_t *spaces, *nothing;                       /* of attention: for each thread, and zeros */
@@ -85,7 +90,7 @@ static void *take(uint8_t **next, int64_t count, int64_t bytes) {
 
 /* What a thread needs for attention. */
 typedef struct {
-    float *scores, *results, *scales, *state_scales;
+    float *queries, *scores, *results, *scales, *state_scales;
     int32_t *offsets, *others;
     int8_t *codes;
     uint8_t *states;
@@ -97,6 +102,7 @@ static Space lay_out_space(const Run *run, uint8_t *memory) {
     int64_t dim = run->model->head_dim, groups = groups_of(dim);
     uint8_t *next = memory;
     Space space;
+    space.queries = take(&next, run->queries_together * run->head_width, 4);
     space.scores = take(&next, run->queries_together * run->score_width, 4);
     space.results = take(&next, run->queries_together * result_width(dim), 4);
     space.scales = take(&next, run->queries_together * groups, 4);
@@ -132,21 +138,42 @@ static void clear_end(float *x, int64_t count) {
     for (int64_t i = count; i < padded(count, GROUP); i++) x[i] = 0.0f;
 }
 
-static void quantise(Run *run, int64_t row) {
-    const float *x = run->inputs + row * run->input_width;
-    if (run->matrix->bits == 32) return;
-    quantise_row(run->matrix, x, row, run->across, run->codes, run->scales, run->offsets, run->sums);
+/* Quantise these groups of a row of x for a product with the matrix. */
+static void quantise_groups(const Run *run, const Matrix *matrix, const Rounded *to, const float *x, int64_t row, int64_t first, int64_t last) {
+    if (matrix->bits == 32) return;
+    for (int64_t group = first; group < last; group++) {
+        int64_t place = group * run->across + row;
+        quantise_group(
+            matrix, x + group * GROUP, to->codes + place * GROUP, to->scales + place, to->offsets + place, to->sums + place);
+    }
 }
 
-static void blocks_of_product(void *context, int64_t first, int64_t last, int thread) {
-    Run *run = context;
-    (void)thread;
-    Activations a = {run->codes, run->scales, run->offsets, run->sums, run->across, run->inputs, run->input_width};
+static void quantise(Run *run, int64_t row) {
+    const float *x = run->inputs + row * run->input_width;
+    quantise_groups(run, run->matrix, &run->given, x, row, 0, groups_of(run->matrix->inputs));
+}
+
+/* The outputs in these blocks of the matrix times the quantised inputs. */
+static void multiply(const Run *run, int64_t first, int64_t last) {
+    const Rounded *x = &run->given;
+    Activations a = {x->codes, x->scales, x->offsets, x->sums, run->across, run->inputs, run->input_width};
     product_blocks(run->matrix, &a, run->rows, &run->out, first, last);
 }
 
+static void blocks_of_product(void *context, int64_t first, int64_t last, int thread) {
+    (void)thread;
+    multiply(context, first, last);
+}
+
+/* How many blocks of outputs, ``each`` time as many, a thread claims at a time. */
+static int64_t claimed_blocks(const Matrix *m, int64_t each) {
+    return larger(CLAIMED / (each * block_bytes(m->inputs, m->bits, m->zero)), 1);
+}
+
 /* The matrix times the quantised inputs, into ``outputs``. */
-static void product(Run *run) { parallel(run->pool, blocks_of_product, run, tiles_of(run->matrix->outputs), BLOCKS); }
+static void product(Run *run) {
+    parallel(run->pool, blocks_of_product, run, tiles_of(run->matrix->outputs), claimed_blocks(run->matrix, 1));
+}
 
 static void rows_in_parallel(Run *run, Work work, const Matrix *matrix) {
     run->matrix = matrix;
@@ -154,9 +181,14 @@ static void rows_in_parallel(Run *run, Work work, const Matrix *matrix) {
     parallel(run->pool, work, run, run->rows, run->rows < enough ? run->rows : 2);
 }
 
+/* The node that is in a row of the buffers. */
+INLINE int64_t node_of(const Run *run, int64_t row) {
+    return row / run->width * run->step->nodes + run->first + row % run->width;
+}
+
 static void tap(Run *run, int64_t number, int64_t row, const float *x) {
     const Step *step = run->step;
-    int64_t node = row / run->width * step->nodes + run->first + row % run->width, hidden = run->model->hidden;
+    int64_t node = node_of(run, row), hidden = run->model->hidden;
     for (int64_t i = 0; i < step->tap_count; i++)
         if (step->taps[i].layer == number) memcpy(step->taps[i].states + node * hidden, x, (size_t)hidden * 4);
 }
@@ -170,7 +202,7 @@ static void embed(void *context, int64_t first, int64_t last, int thread) {
     int64_t hidden = model->hidden;
     for (int64_t row = first; row < last; row++) {
         float *state = run->states + row * run->state_width, *input = run->inputs + row * run->input_width;
-        int64_t node = row / run->width * run->step->nodes + run->first + row % run->width;
+        int64_t node = node_of(run, row);
         float *embedded = model->entry == TOKENS ? state : input;
         if (model->entry != STATES) {
             unpack_row(&model->embedding, run->step->tokens[node], embedded);
@@ -251,37 +283,38 @@ static uint8_t *state_at(const Run *run, void *states, int64_t buffer_row, int64
     return (uint8_t *)states + (first + slot) * run->state_bytes;
 }
 
-/* Norms and rotary positions of queries and keys; keys and values go to the cache. */
-static void place_heads(void *context, int64_t first, int64_t last, int thread) {
+/* A head of a row of outputs, up to the padded width; queries and keys with their norm, if each head has one, and their
+ * position. */
+static void take_head(const Run *run, int64_t row, int64_t head, const float *norm, float *to) {
+    const Model *model = run->model;
+    int64_t dim = model->head_dim;
+    memcpy(to, run->outputs + row * run->output_width + head * dim, (size_t)dim * 4);
+    for (int64_t i = dim; i < run->head_width; i++) to[i] = 0.0f;
+    if (head >= model->heads + model->kv_heads) return;
+    if (model->head_norm == EACH_HEAD) rms_norm(to, norm, dim, model->eps, to);
+    rotate(to, run->step->rotary[run->layer->rotary] + run->step->positions[node_of(run, row)] * model->rotary_dim, model->rotary_dim);
+}
+
+/* Keys and values go to the cache. */
+static void store_heads(void *context, int64_t first, int64_t last, int thread) {
     Run *run = context;
     const Model *model = run->model;
-    const Step *step = run->step;
     const Layer *layer = run->layer;
-    const LayerCache *cache = &step->cache[run->number];
-    int64_t dim = model->head_dim, width = run->head_width, queries = model->heads * dim, keys = model->kv_heads * dim;
+    const LayerCache *cache = &run->step->cache[run->number];
+    int64_t queries = model->heads * model->head_dim, keys = model->kv_heads * model->head_dim;
     float *own = space_of(run, thread).results;
     for (int64_t row = first; row < last; row++) {
-        float *x = run->outputs + row * run->output_width;
-        int64_t b = row / run->width, node = b * step->nodes + run->first + row % run->width, slot = step->slots[node];
-        int64_t buffer_row = step->buffer_rows[b];
-        const float *table = step->rotary[layer->rotary] + step->positions[node] * model->rotary_dim;
+        int64_t slot = run->step->slots[node_of(run, row)], buffer_row = run->step->buffer_rows[row / run->width];
         if (model->head_norm == ALL_HEADS) {
+            float *x = run->outputs + row * run->output_width;
             rms_norm(x, layer->query_norm, queries, model->eps, x);
             rms_norm(x + queries, layer->key_norm, keys, model->eps, x + queries);
         }
-        for (int64_t head = 0; head < model->heads + 2 * model->kv_heads; head++) {
-            int64_t key = head - model->heads, value = key - model->kv_heads;
-            float *to = key < 0 ? run->queries + (row * model->heads + head) * width : own;
-            memcpy(to, x + head * dim, (size_t)dim * 4);
-            for (int64_t i = dim; i < width; i++) to[i] = 0.0f;
-            if (value >= 0) {
-                store_state(model->kv, state_at(run, cache->values, buffer_row, value, slot), to, dim, 0);
-                continue;
-            }
-            const float *norm = key < 0 ? layer->query_norm : layer->key_norm;
-            if (model->head_norm == EACH_HEAD) rms_norm(to, norm, dim, model->eps, to);
-            rotate(to, table, model->rotary_dim);
-            if (key >= 0) store_state(model->kv, state_at(run, cache->keys, buffer_row, key, slot), to, dim, 1);
+        for (int64_t head = 0; head < 2 * model->kv_heads; head++) {
+            int is_key = head < model->kv_heads;
+            take_head(run, row, model->heads + head, layer->key_norm, own);
+            uint8_t *slot_state = state_at(run, is_key ? cache->keys : cache->values, buffer_row, head % model->kv_heads, slot);
+            store_state(model->kv, slot_state, own, model->head_dim, is_key);
         }
     }
 }
@@ -298,6 +331,8 @@ static Slots visible_slots(const Run *run, int64_t b, int64_t n, int32_t *others
     return (Slots){begin, run_length, run_length + count, others};
 }
 
+INLINE int64_t node_blocks(const Run *run) { return (run->width + run->nodes_together - 1) / run->nodes_together; }
+
 /* Attention of these heads of so many nodes, from ``row`` on. */
 static void attend_nodes(const Run *run, const Space *space, int64_t row, int nodes, int64_t head, int heads) {
     const Model *model = run->model;
@@ -310,7 +345,8 @@ static void attend_nodes(const Run *run, const Space *space, int64_t row, int no
         model->kv, nodes, heads, dim, space->slots, keys, values, model->attention_scale, model->attention_cap};
     Query queries[MOST_QUERIES];
     for (int i = 0; i < nodes * heads; i++) {
-        const float *x = run->queries + ((row + i / heads) * model->heads + head + i % heads) * run->head_width;
+        float *x = space->queries + i * run->head_width;
+        take_head(run, row + i / heads, head + i % heads, run->layer->query_norm, x);
         queries[i] = (Query){
             x, space->scores + i * run->score_width, space->results + i * result_width(dim), 0.0f,
             space->codes + i * run->head_width, space->scales + i * groups_of(dim), space->offsets + i * groups_of(dim)};
@@ -321,20 +357,28 @@ static void attend_nodes(const Run *run, const Space *space, int64_t row, int no
         memcpy(run->inputs + (row + i / heads) * run->input_width + (head + i % heads) * dim, queries[i].out, (size_t)dim * 4);
 }
 
-/* Items: for each block of nodes, the heads that share keys. */
+/* Whether heads end where groups of activations do, so that each can be quantised alone. */
+INLINE int whole_heads(const Model *model) { return model->head_dim % GROUP == 0; }
+
+/* Items: for each head of keys, the blocks of nodes, with the heads that read these keys. */
 static void attend_heads(void *context, int64_t first, int64_t last, int thread) {
     const Run *run = context;
-    int64_t kv_heads = run->model->kv_heads, share = run->model->heads / kv_heads, before = -1;
-    int64_t trees = run->tree_width, blocks = (run->width + run->nodes_together - 1) / run->nodes_together;
+    const Model *model = run->model;
+    int64_t share = model->heads / model->kv_heads, trees = run->tree_width, groups = share * model->head_dim / GROUP;
+    int64_t blocks = node_blocks(run), each = run->step->rows * blocks;
     Space space = space_of(run, thread);
     for (int64_t item = first; item < last; item++) {
-        int64_t block = item / kv_heads, group = item % kv_heads, b = block / blocks, n = block % blocks * run->nodes_together;
+        int64_t group = item / each, block = item % each, b = block / blocks, n = block % blocks * run->nodes_together;
         int nodes = (int)(run->width - n < run->nodes_together ? run->width - n : run->nodes_together);
-        for (int i = 0; block != before && i < nodes; i++) space.slots[i] = visible_slots(run, b, run->first + n + i, space.others + i * trees);
-        before = block;
+        for (int i = 0; i < nodes; i++) space.slots[i] = visible_slots(run, b, run->first + n + i, space.others + i * trees);
+        int64_t row = b * run->width + n;
         for (int64_t h = 0; h < share; h += MOST_QUERIES) {
             int heads = (int)(share - h < MOST_QUERIES ? share - h : MOST_QUERIES);
-            attend_nodes(run, &space, b * run->width + n, nodes, group * share + h, heads);
+            attend_nodes(run, &space, row, nodes, group * share + h, heads);
+        }
+        for (int i = 0; i < nodes && whole_heads(model); i++) {
+            const float *x = run->inputs + (row + i) * run->input_width;
+            quantise_groups(run, &run->layer->out, &run->given, x, row + i, group * groups, (group + 1) * groups);
         }
     }
 }
@@ -384,10 +428,20 @@ INLINE vf activated(int activation, vf x) {
     }
 }
 
-INLINE void activate_row(int activation, const float *x, const float *factor, int64_t count, float *out) {
+INLINE void activate_part(int activation, const float *x, const float *factor, int64_t count, float *out) {
     for (int64_t i = 0; i < count; i += W) { /* buffers have room for whole vectors */
         vf y = activated(activation, v_load(x + i));
         v_store(out + i, factor ? v_mul(y, v_load(factor + i)) : y);
+    }
+}
+
+/* Activations of these inner states of a row, times the rest if the MLP is gated. */
+static void activate_states(const Run *run, int64_t row, int64_t first, int64_t count, float *out) {
+    const float *x = run->outputs + row * run->output_width + first, *factor = run->model->gated ? x + run->model->inner : NULL;
+    switch (run->model->activation) { /* so that each is a loop of its own */
+        case SILU: activate_part(SILU, x, factor, count, out); break;
+        case GELU_TANH: activate_part(GELU_TANH, x, factor, count, out); break;
+        default: activate_part(run->model->activation, x, factor, count, out);
     }
 }
 
@@ -396,16 +450,48 @@ static void activate(void *context, int64_t first, int64_t last, int thread) {
     (void)thread;
     int64_t inner = run->model->inner;
     for (int64_t row = first; row < last; row++) {
-        const float *x = run->outputs + row * run->output_width, *factor = run->model->gated ? x + inner : NULL;
         float *out = run->inputs + row * run->input_width;
-        switch (run->model->activation) { /* so that each is a loop of its own */
-            case SILU: activate_row(SILU, x, factor, inner, out); break;
-            case GELU_TANH: activate_row(GELU_TANH, x, factor, inner, out); break;
-            default: activate_row(run->model->activation, x, factor, inner, out);
-        }
+        activate_states(run, row, 0, inner, out);
         clear_end(out, inner);
         quantise(run, row);
     }
+}
+
+/* Whether the thread that computes inner states can also activate and quantise them: a whole group at a time. */
+INLINE int activates_at_once(const Model *model, const Layer *layer) {
+    return model->inner % GROUP == 0 && layer->up.bits != 32 && layer->down.bits != 32;
+}
+
+/* Items: groups of inner states, from the first product to the input of the second. */
+static void up_and_activate(void *context, int64_t first, int64_t last, int thread) {
+    Run *run = context;
+    (void)thread;
+    int64_t inner = run->model->inner, most = claimed_blocks(&run->layer->up, tiles_of(GROUP));
+    for (int64_t end; first < last; first = end) {
+        end = last - first < most ? last : first + most;
+        for (int64_t part = 0; part < (run->model->gated ? 2 : 1); part++)
+            multiply(run, tiles_of(part * inner + first * GROUP), tiles_of(part * inner + end * GROUP));
+        for (int64_t row = 0; row < run->rows; row++) {
+            float *x = run->outputs + row * run->output_width;
+            activate_states(run, row, first * GROUP, (end - first) * GROUP, x + first * GROUP);
+            quantise_groups(run, &run->layer->down, &run->next, x, row, first, end);
+        }
+    }
+}
+
+/* The MLP's products; its input is in place. */
+static void run_mlp(Run *run) {
+    const Layer *layer = run->layer;
+    if (activates_at_once(run->model, layer)) {
+        parallel(run->pool, up_and_activate, run, run->model->inner / GROUP, claimed_blocks(&layer->up, 2 * tiles_of(GROUP)));
+        Rounded before = run->given;
+        run->given = run->next, run->next = before;
+        run->matrix = &layer->down;
+    } else {
+        product(run);
+        rows_in_parallel(run, activate, &layer->down);
+    }
+    product(run);
 }
 
 static void after_mlp(void *context, int64_t first, int64_t last, int thread) {
@@ -426,18 +512,14 @@ static void run_layer(Run *run, int64_t number) {
     if (has_attention(layer)) {
         rows_in_parallel(run, before_attention, &layer->qkv);
         product(run);
-        rows_in_parallel(run, place_heads, &layer->qkv);
-        int64_t blocks = (run->width + run->nodes_together - 1) / run->nodes_together;
-        parallel(run->pool, attend_heads, run, run->step->rows * blocks * run->model->kv_heads, 1);
-        rows_in_parallel(run, after_attention, &layer->out);
+        rows_in_parallel(run, store_heads, &layer->qkv);
+        run->matrix = &layer->out;
+        parallel(run->pool, attend_heads, run, run->model->kv_heads * run->step->rows * node_blocks(run), 1);
+        if (!whole_heads(run->model)) rows_in_parallel(run, after_attention, &layer->out);
         product(run);
     }
     rows_in_parallel(run, before_mlp, &layer->up);
-    if (has_mlp(layer)) {
-        product(run);
-        rows_in_parallel(run, activate, &layer->down);
-        product(run);
-    }
+    if (has_mlp(layer)) run_mlp(run);
     rows_in_parallel(run, after_mlp, &layer->down);
 }
 
@@ -580,11 +662,13 @@ static size_t lay_out(Run *run, uint8_t *memory, int64_t rows, int64_t threads) 
     run->states = take(&next, rows * run->state_width, 4);
     run->inputs = take(&next, rows * run->input_width + GROUP, 4);
     run->outputs = take(&next, rows * run->output_width + GROUP, 4);
-    run->queries = take(&next, rows * run->model->heads * run->head_width, 4);
-    run->codes = take(&next, rows * run->input_width, 1);
-    run->scales = take(&next, rows * groups, 4);
-    run->sums = take(&next, rows * groups, 4);
-    run->offsets = take(&next, rows * groups, 4);
+    for (int i = 0; i < 2; i++) {
+        Rounded *to = i ? &run->next : &run->given;
+        to->codes = take(&next, rows * run->input_width, 1);
+        to->scales = take(&next, rows * groups, 4);
+        to->sums = take(&next, rows * groups, 4);
+        to->offsets = take(&next, rows * groups, 4);
+    }
     run->places = take(&next, rows, 8);
     run->nothing = take(&next, run->state_bytes, 1);
     run->spaces = take(&next, threads * run->space_bytes, 1);
@@ -618,7 +702,8 @@ static void share_attention(Run *run, int64_t width) {
     int64_t share = model->heads / model->kv_heads, threads = run->pool->workers + 1, nodes = larger(MOST_QUERIES / share, 1);
     while (nodes > 1 && nodes * share * run->score_width * 4 > MOST_SCORES) nodes--;
     while (nodes > 1 && threads > 1 && run->step->rows * ((width + nodes - 1) / nodes) * model->kv_heads < 3 * threads) nodes--;
-    run->nodes_together = nodes < width ? nodes : width;
+    int64_t blocks = (width + nodes - 1) / nodes;
+    run->nodes_together = (width + blocks - 1) / blocks; /* about equal ones */
     run->queries_together = run->nodes_together * (share < MOST_QUERIES ? share : MOST_QUERIES);
     run->space_bytes = lay_out_space(run, (uint8_t *)64).bytes;
 }

@@ -50,24 +50,17 @@ INLINE float *output_row(const Output *y, int64_t row) {
 #define SIGNED_CODES 0
 #endif
 
-/* Quantise a row for a matrix, at ``place`` of its group's ``across`` rows; x may be read up to the padded width, where it
- * is 0. */
-static void quantise_row(
-    const Matrix *m, const float *x, int64_t place, int64_t across, int8_t *codes, float *scales, int32_t *offsets,
-    float *sums) {
-    int64_t groups = groups_of(m->inputs);
+/* Quantise a group of a row for a matrix. */
+INLINE void quantise_group(const Matrix *m, const float *x, int8_t *codes, float *scale, int32_t *offset, float *weighted) {
     int32_t shift = (m->bits == 8 ? SIGNED_CODES : 0) - (m->zero == MINIMA ? 0 : m->zero);
-    for (int64_t group = 0; group < groups; group++, place += across) {
-        const float *part = x + group * GROUP;
-        vf high = v_abs(v_load(part));
-        for (int i = W; i < GROUP; i += W) high = v_max(high, v_abs(v_load(part + i)));
-        float most = v_highest(high), inverse = most > 0.0f ? 127.0f / most : 0.0f;
-        uint32_t sum = 0;
-        for (int i = 0; i < GROUP; i += W) sum += (uint32_t)v_quantise(v_load(part + i), inverse, codes + place * GROUP + i);
-        scales[place] = most / 127.0f;
-        offsets[place] = (int32_t)((uint32_t)shift * sum);
-        sums[place] = scales[place] * (float)(int32_t)sum;
-    }
+    vf high = v_abs(v_load(x));
+    for (int i = W; i < GROUP; i += W) high = v_max(high, v_abs(v_load(x + i)));
+    float most = v_highest(high), inverse = most > 0.0f ? 127.0f / most : 0.0f;
+    uint32_t sum = 0;
+    for (int i = 0; i < GROUP; i += W) sum += (uint32_t)v_quantise(v_load(x + i), inverse, codes + i);
+    *scale = most / 127.0f;
+    *offset = (int32_t)((uint32_t)shift * sum);
+    *weighted = *scale * (float)(int32_t)sum;
 }
 
 /* Whether few rows are fetched near: true, but Intel's memory answers too late for that. */
