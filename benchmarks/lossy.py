@@ -277,11 +277,11 @@ def _part(found: dict[Cell, list[dict]], origins: Sequence[dict], weights: str) 
     tasks = Counter(text["task"] for text in found[first])
     commits = list(dict.fromkeys(each["commit"][:9] for each in origins))
     several = {"commits": f"commits {', '.join(commits)}"} if len(commits) > 1 else {}
+    changed = ", also where Medusa-2 has changed the target" if any(cell.target == JOINT for cell in found) else ""
     about = (
         f"{', '.join(f'{number} prompts of {task}' for task, number in tasks.items())}, {first.tokens} tokens at most, "
-        f"{origins[0]['model']}. Perplexities of the texts are by the target's own law"
-        f"{', also where Medusa-2 has changed the target' if any(cell.target == JOINT for cell in found) else ''}; best "
-        "tokens: the share that is the target's most likely token; in brackets the 95 % bootstrap interval over "
+        f"{origins[0]['model']}. Perplexities of the texts are by the target's own law{changed}; best tokens: "
+        "the share that is the target's most likely token; in brackets the 95 % bootstrap interval over "
         f"prompts. {origin_line({**origins[0], **several}, weights)}. Made by `benchmarks/lossy.py`."
     )
     return ["\n".join(markdown_table(["T", "rule", *COLUMNS], lines, words=(0, 1))), about]
