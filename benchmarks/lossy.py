@@ -1,6 +1,6 @@
 """Lossy rules of verification: acceptance and quality beside the exact rule, by temperature; and Medusa-2's target.
 
-    python benchmarks/lossy.py --model MODEL --medusa HEAD --blockwise HEAD --prompts GSM8K.jsonl ALPACA.jsonl
+    python benchmarks/lossy.py --model MODEL --medusa HEAD --blockwise HEAD --prompts GSM8K.jsonl MT_BENCH.jsonl
     python benchmarks/lossy.py --answers T0.jsonl T1.jsonl --split FOLDER    # training data, and what is held out
     python benchmarks/lossy.py ... --medusa2 RUN/head --answers FOLDER/held_T0.jsonl FOLDER/held_T1.jsonl
 
@@ -252,17 +252,27 @@ def table(drafter: str, path: Path = RESULTS) -> str:
         return ""
     kinds = read(path)
     found = {Cell.of(line): line["texts"] for line in kinds["cell"]}
-    most = max((cell.count, cell.tokens) for cell in found)
     rules = [EXACT, *RULES[drafter]]
-    own = [cell for cell in found if cell.drafter == drafter and (cell.count, cell.tokens) == most]
-    own.sort(key=lambda cell: (cell.temperature, cell.target != PLAIN, rules.index(cell.rule)))
     parts = []
-    for weights in sorted({cell.weights for cell in own}, key=lambda each: each == FLOAT):
-        some = {cell: found[cell] for cell in own if cell.weights == weights}
+    for weights in sorted({cell.weights for cell in found}, key=lambda each: each != FLOAT):
+        own = [cell for cell in found if cell.weights == weights]
+        most = max((cell.count, cell.tokens) for cell in own)
+        own = [cell for cell in own if cell.drafter == drafter and (cell.count, cell.tokens) == most]
+        if not own:
+            continue
+        own.sort(key=lambda cell: (cell.temperature, cell.target != PLAIN, rules.index(cell.rule)))
+        some = {cell: found[cell] for cell in own}
         origins = [each for each in kinds["provenance"] if each.get("weights", FLOAT) == weights]
         parts += _part(some, origins, weights)
     if drafter == "medusa" and "answers" in kinds:
         parts.append("\n".join(answers_table(kinds["answers"])))
+    if drafter == "medusa" and "training" in kinds:
+        (line,) = kinds["training"]
+        parts.append(
+            f"Medusa-2's target after {line['tokens']:,} training tokens: the KL divergence of the original's law from its "
+            f"own is {line['validation']['own_loss']:.3f} nats a token on held-out samples of the answers (the last "
+            "validation of `foredraft train medusa2`)."
+        )
     return "\n\n".join(parts)
 
 
@@ -277,11 +287,11 @@ def _part(found: dict[Cell, list[dict]], origins: Sequence[dict], weights: str) 
     tasks = Counter(text["task"] for text in found[first])
     commits = list(dict.fromkeys(each["commit"][:9] for each in origins))
     several = {"commits": f"commits {', '.join(commits)}"} if len(commits) > 1 else {}
-    changed = ", also where Medusa-2 has changed the target" if any(cell.target == JOINT for cell in found) else ""
+    changed = ", also where Medusa-2 has changed it" if any(cell.target == JOINT for cell in found) else ""
     about = (
         f"{', '.join(f'{number} prompts of {task}' for task, number in tasks.items())}, {first.tokens} tokens at most, "
-        f"{origins[0]['model']}. Perplexities of the texts are by the target's own law{changed}; best tokens: "
-        "the share that is the target's most likely token; in brackets the 95 % bootstrap interval over "
+        f"{origins[0]['model']}. Perplexities of the texts are by the original target's law in float32{changed}; best "
+        "tokens: the share that is its most likely token; in brackets the 95 % bootstrap interval over "
         f"prompts. {origin_line({**origins[0], **several}, weights)}. Made by `benchmarks/lossy.py`."
     )
     return ["\n".join(markdown_table(["T", "rule", *COLUMNS], lines, words=(0, 1))), about]
