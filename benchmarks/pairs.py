@@ -47,6 +47,8 @@ TASKS = ("mt_bench", "gsm8k", "humaneval")
 METHODS = ("slem", "slrs", "tli")
 DRAFTING = (*METHODS, "hf_universal")
 ARMS = ("plain", "auto", *METHODS, "hf", "hf_universal")
+JUDGED = ("slem", "hf", "hf_universal")
+"""Arms whose sampled texts the target's law judges; all of ours have one text."""
 TITLES = {"hf": "transformers plain", "hf_universal": "transformers universal", "auto": "default", "slem": "SLEM"}
 TITLES |= {"slrs": "SLRS", "tli": "TLI", "plain": "plain"}
 SAMPLES = 2000
@@ -99,14 +101,29 @@ def stock(path: Path) -> HFBaseline:
     return HFBaseline(model, [ends] if isinstance(ends, int) else ends, Tokenizer(AutoTokenizer.from_pretrained(path)))
 
 
-def arms(target: Path, draft: Path) -> tuple[Callable[[Any], list[int]], dict[str, Arm]]:
-    """What encodes prompts for the target, and all arms."""
+class Pair(NamedTuple):
+    """What encodes prompts for the target, all arms, and the target in transformers."""
+
+    encode: Callable[[Any], list[int]]
+    arms: dict[str, Arm]
+    target: HFBaseline
+
+
+def made(target: Path, draft: Path) -> Pair:
     plain = foredraft.load(str(target), None, dtype="float32", device="cpu")
     fixed = f"num_assistant_tokens={LENGTH},num_assistant_tokens_schedule=constant"
-    made = {"plain": ours(plain, None), "auto": ours(plain, f"universal:{draft}")}
-    made |= {name: ours(plain, f"universal:{draft},method={name},{fixed}") for name in METHODS}
+    arms = {"plain": ours(plain, None), "auto": ours(plain, f"universal:{draft}")}
+    arms |= {name: ours(plain, f"universal:{draft},method={name},{fixed}") for name in METHODS}
     model = stock(target)
-    return plain.encode, made | {"hf": theirs(model, None), "hf_universal": theirs(model, draft)}
+    return Pair(plain.encode, arms | {"hf": theirs(model, None), "hf_universal": theirs(model, draft)}, model)
+
+
+@torch.inference_mode()
+def nats(target: HFBaseline, prompt: Sequence[int], tokens: Sequence[int], temperature: float) -> float:
+    """Negative log-probability of a token of a text by the target's law, mean: as a sample's, its entropy."""
+    logits = target.model(torch.tensor([[*prompt, *tokens]]), use_cache=False).logits[0, len(prompt) - 1 : -1]
+    law = (logits.float() / temperature).log_softmax(-1)
+    return -float(law.gather(1, torch.tensor(tokens)[:, None]).mean())
 
 
 def questions(files: Sequence[str], count: int) -> list[BenchPrompt]:
@@ -129,25 +146,31 @@ def measure(args: argparse.Namespace, pair: tuple[str, str], done: set[tuple], u
     if not missing or time.perf_counter() > until:
         return
     names = [name for name in ARMS if not args.acceptance or name in DRAFTING]
-    encode, made = arms(folder(args, pair[0]), folder(args, pair[1]))
+    own = made(folder(args, pair[0]), folder(args, pair[1]))
     for turn, (temperature, number, each) in enumerate([missing[0], *missing]):  # the first warms up
         if time.perf_counter() > until:
             break
-        prompt = encode(each.prompt)
+        prompt = own.encode(each.prompt)
         tokens = 8 if not turn else args.tokens
         params = SamplingParams(max_new_tokens=tokens, min_new_tokens=tokens, temperature=temperature, seed=number)
         first = number % len(names)
         found: dict[str, Any] = {}
         for name in (*names[first:], *names[:first]):
             try:
-                found[name] = made[name](prompt, params)
+                found[name] = own.arms[name](prompt, params)
             except Exception as error:  # transformers' assisted generation may fail; the line says so
                 if not name.startswith("hf"):
                     raise
                 found[name] = f"{type(error).__name__}: {error}"[:200]
         if turn:
-            write(args.out, line(pair, temperature, number, each.task, found))
-    del made
+            record = line(pair, temperature, number, each.task, found)
+            if temperature:
+                texts = {name: output.tokens for name, output in found.items() if isinstance(output, Output)}
+                record["nats"] = {
+                    name: round(nats(own.target, prompt, texts[name], temperature), 4) for name in JUDGED if name in texts
+                }
+            write(args.out, record)
+    del own
     gc.collect()
 
 
@@ -203,14 +226,25 @@ def length(runs: Sequence[dict[str, Any]], arm: str) -> str:
     return f"{per_forward(found):.2f} ({low:.2f} to {high:.2f})"
 
 
+def surprise(runs: Sequence[dict[str, Any]], arm: str) -> str:
+    """Nats a token by the target's law, with the interval over prompts."""
+    found = [run["nats"][arm] for run in runs if arm in run.get("nats", ())]
+    if len(found) < 2:
+        return f"{found[0]:.2f} (1 prompt)" if found else "-"
+    low, high = interval(found, statistics.fmean, SAMPLES)
+    return f"{statistics.fmean(found):.2f} ({low:.2f} to {high:.2f})"
+
+
 def table(path: Path = RESULTS) -> str:
-    """By temperature: acceptance lengths, speed-ups over our plain decoding and over transformers'."""
+    """By temperature: acceptance lengths, speed-ups over our plain decoding and over transformers', and whether samples
+    are the target's."""
     kinds = read(path)
     by_key = {_key(run): run for run in sorted(kinds["run"], key=lambda run: run["timed"])}  # timed ones hide others
     runs, parts = sorted(by_key.values(), key=_key), []
     commits = dict.fromkeys(each["commit"][:9] for each in kinds["provenance"])
     origin = kinds["provenance"][-1] | {"commits": "commits " + ", ".join(commits)}
-    pairs = [(target, draft) for target, drafts in PAIRS.items() for draft in drafts]
+    measured = {(run["target"], run["draft"]) for run in runs}
+    pairs = [pair for target, drafts in PAIRS.items() for draft in drafts if (pair := (target, draft)) in measured]
     for temperature in sorted({run["temperature"] for run in runs}):
         own = [run for run in runs if run["temperature"] == temperature]
         for title, cell, names in (
@@ -221,7 +255,10 @@ def table(path: Path = RESULTS) -> str:
                 lambda some, arm: ratio(some, arm, "hf"),
                 ("plain", *METHODS[:1], "auto", "hf_universal"),
             ),
+            ("Nats a token by the target's law", surprise, JUDGED),
         ):
+            if cell is surprise and not any("nats" in run for run in own):
+                continue
             lines = [
                 [
                     f"{pair[0]} + {pair[1]}",
@@ -229,10 +266,13 @@ def table(path: Path = RESULTS) -> str:
                 ]
                 for pair in pairs
             ]
-            head = [f"T={temperature:g}: {title}", *(TITLES[name] for name in names)]
+            titles = TITLES | ({"slem": "ours"} if cell is surprise else {})
+            if temperature:
+                titles["hf_universal"] += " (another law)"
+            head = [f"T={temperature:g}: {title}", *(titles[name] for name in names)]
             parts += [*markdown_table(head, lines), ""]
     counts = sorted(Counter(_key(run)[:3] for run in runs).values())
-    timed = sorted(Counter(_key(run)[:3] for run in runs if run["timed"]).values())
+    timed = sorted(Counter(_key(run)[:3] for run in runs if run["timed"]).values()) or [0]
     return "\n".join(
         [
             *parts,
