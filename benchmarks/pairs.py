@@ -166,9 +166,8 @@ def measure(args: argparse.Namespace, pair: tuple[str, str], done: set[tuple], u
             record = line(pair, temperature, number, each.task, found)
             if temperature:
                 texts = {name: output.tokens for name, output in found.items() if isinstance(output, Output)}
-                record["nats"] = {
-                    name: round(nats(own.target, prompt, texts[name], temperature), 4) for name in JUDGED if name in texts
-                }
+                judged = [name for name in JUDGED if name in texts]
+                record["nats"] = {n: round(nats(own.target, prompt, texts[n], temperature), 4) for n in judged}
             write(args.out, record)
     del own
     gc.collect()
