@@ -269,8 +269,8 @@ def table(drafter: str, path: Path = RESULTS) -> str:
     if drafter == "medusa" and "training" in kinds:
         (line,) = kinds["training"]
         parts.append(
-            f"Medusa-2's target after {line['tokens']:,} training tokens: the KL divergence of its law from the original's "
-            f"is {line['validation']['own_loss']:.3f} nats a token on held-out samples of the answers (the last "
+            f"Medusa-2's target after {line['tokens']:,} training tokens: the KL divergence of its law from the "
+            f"original's is {line['validation']['own_loss']:.3f} nats a token on held-out samples of the answers (the last "
             "validation of `foredraft train medusa2`)."
         )
     return "\n\n".join(parts)
