@@ -270,8 +270,8 @@ def table(drafter: str, path: Path = RESULTS) -> str:
         (line,) = kinds["training"]
         parts.append(
             f"Medusa-2's target after {line['tokens']:,} training tokens: the KL divergence of its law from the "
-            f"original's is {line['validation']['own_loss']:.3f} nats a token on held-out samples of the answers (the last "
-            "validation of `foredraft train medusa2`)."
+            f"original's is {line['validation']['own_loss']:.3f} nats a token on held-out samples of the answers "
+            "(the last validation of `foredraft train medusa2`)."
         )
     return "\n\n".join(parts)
 
