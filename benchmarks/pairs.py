@@ -3,7 +3,9 @@
 Arms take turns, prompt by prompt: plain decoding (``plain``), universal's methods at a fixed length (``slem``,
 ``slrs``, ``tli``) and by default (``auto``: the length by the policy), and transformers' ``generate``, plain (``hf``)
 and with the same draft at the same length (``hf_universal``: SLEM if greedy, else TLI). So a speed-up over ``hf`` is
-the loop's (``plain`` over ``hf``) times drafting's (over ``plain``).
+the loop's (``plain`` over ``hf``) times drafting's (over ``plain``). In samples transformers 5.23 takes a drafted
+token's q from another token's place (docs/log.md), so the target's law judges samples, and ``hf_repaired`` is
+``hf_universal`` without this fault.
 
     python benchmarks/pairs.py --smollm2 MODEL --smollm2-draft DRAFT --models ../shared/models \\
         --prompts ../shared/data/prompts/eagle/*/question.jsonl
@@ -14,6 +16,7 @@ draft run alone, on a machine that need not be quiet.
 """
 
 import argparse
+import contextlib
 import gc
 import itertools
 import json
@@ -23,11 +26,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 from origin import origin_line, provenance
 from reading import interval, markdown_table, per_forward, read
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.generation.candidate_generator import AssistantToTargetTranslator
 
 import foredraft
 from foredraft.bench.prompts import BenchPrompt, read_prompts
@@ -46,11 +51,13 @@ LENGTH = 5
 TASKS = ("mt_bench", "gsm8k", "humaneval")
 METHODS = ("slem", "slrs", "tli")
 DRAFTING = (*METHODS, "hf_universal")
-ARMS = ("plain", "auto", *METHODS, "hf", "hf_universal")
-JUDGED = ("slem", "hf", "hf_universal")
+REPAIRED = "hf_repaired"
+"""For samples alone."""
+ARMS = ("plain", "auto", *METHODS, "hf", "hf_universal", REPAIRED)
+JUDGED = ("slem", "hf", "hf_universal", REPAIRED)
 """Arms whose sampled texts the target's law judges; all of ours have one text."""
 TITLES = {"hf": "transformers plain", "hf_universal": "transformers universal", "auto": "default", "slem": "SLEM"}
-TITLES |= {"slrs": "SLRS", "tli": "TLI", "plain": "plain"}
+TITLES |= {"slrs": "SLRS", "tli": "TLI", "plain": "plain", REPAIRED: "transformers repaired"}
 SAMPLES = 2000
 """Of the bootstrap."""
 
@@ -82,14 +89,25 @@ def ours(target: foredraft.Generator, drafter: str | None) -> Arm:
     return run
 
 
-def theirs(target: HFBaseline, draft: Path | None) -> Arm:
+def theirs(target: HFBaseline, draft: Path | None, *, repaired: bool = False) -> Arm:
     assistants = [None if draft is None else stock(draft) for _ in range(2)]  # sampling changes an assistant's layers
 
     def run(prompt: Sequence[int], params: SamplingParams) -> Output:
-        call = target.generate([prompt], params, assistant=assistants[params.greedy])
+        with patch.object(AssistantToTargetTranslator, _MAPS, ordered) if repaired else contextlib.nullcontext():
+            call = target.generate([prompt], params, assistant=assistants[params.greedy])
         return Output(call.tokens[0], len(call.blocks), call.seconds)
 
     return run
+
+
+_MAPS = "_get_assistant_to_target_input_ids"
+_maps = getattr(AssistantToTargetTranslator, _MAPS)
+
+
+def ordered(translator: AssistantToTargetTranslator) -> tuple[torch.Tensor, dict[int, int]]:
+    """Maps of both vocabularies to each other, the second in the order of the first, as its reader expects."""
+    to_target, to_assistant = _maps(translator)
+    return to_target, dict(sorted(to_assistant.items(), key=lambda pair: pair[1]))
 
 
 def stock(path: Path) -> HFBaseline:
@@ -115,7 +133,8 @@ def made(target: Path, draft: Path) -> Pair:
     arms = {"plain": ours(plain, None), "auto": ours(plain, f"universal:{draft}")}
     arms |= {name: ours(plain, f"universal:{draft},method={name},{fixed}") for name in METHODS}
     model = stock(target)
-    return Pair(plain.encode, arms | {"hf": theirs(model, None), "hf_universal": theirs(model, draft)}, model)
+    arms |= {"hf": theirs(model, None), "hf_universal": theirs(model, draft)}
+    return Pair(plain.encode, arms | {REPAIRED: theirs(model, draft, repaired=True)}, model)
 
 
 @torch.inference_mode()
@@ -145,7 +164,7 @@ def measure(args: argparse.Namespace, pair: tuple[str, str], done: set[tuple], u
     ]
     if not missing or time.perf_counter() > until:
         return
-    names = [name for name in ARMS if not args.acceptance or name in DRAFTING]
+    every = [name for name in ARMS if not args.acceptance or name in (*DRAFTING, REPAIRED)]
     own = made(folder(args, pair[0]), folder(args, pair[1]))
     for turn, (temperature, number, each) in enumerate([missing[0], *missing]):  # the first warms up
         if time.perf_counter() > until:
@@ -153,6 +172,7 @@ def measure(args: argparse.Namespace, pair: tuple[str, str], done: set[tuple], u
         prompt = own.encode(each.prompt)
         tokens = 8 if not turn else args.tokens
         params = SamplingParams(max_new_tokens=tokens, min_new_tokens=tokens, temperature=temperature, seed=number)
+        names = [name for name in every if temperature or name != REPAIRED]
         first = number % len(names)
         found: dict[str, Any] = {}
         for name in (*names[first:], *names[:first]):
@@ -202,32 +222,43 @@ def write(path: Path, record: dict[str, Any]) -> None:
 
 def speed(run: dict[str, Any], arm: str) -> float | None:
     """Tokens per second."""
-    found = run["arms"][arm]
-    return None if isinstance(found, dict) else found[0] / found[2]
+    found = run["timed"].get(arm)
+    return found[0] / found[2] if isinstance(found, list) else None
 
 
 def ratio(runs: Sequence[dict[str, Any]], arm: str, base: str) -> str:
     """Geometric mean of the speed-ups with its interval over prompts."""
-    pairs = [(speed(run, arm), speed(run, base)) for run in runs if run["timed"]]
+    pairs = [(speed(run, arm), speed(run, base)) for run in runs]
     found = [fast / slow for fast, slow in pairs if fast and slow]
     if len(found) < 2:
-        return f"{found[0]:.2f} (1 prompt)" if found else "error"
+        return f"{found[0]:.2f} (1 prompt)" if found else "-"
     low, high = interval(found, statistics.geometric_mean, SAMPLES)
     return f"{statistics.geometric_mean(found):.2f} ({low:.2f} to {high:.2f})"
 
 
 def length(runs: Sequence[dict[str, Any]], arm: str) -> str:
     """Acceptance length with its interval over prompts."""
-    found = [run["arms"][arm][:2] for run in runs if not isinstance(run["arms"][arm], dict)]
+    found = [run["arms"][arm][:2] for run in runs if isinstance(run["arms"].get(arm), list)]
     if len(found) < 2:
-        return f"{per_forward(found):.2f} (1 prompt)" if found else "error"
+        return f"{per_forward(found):.2f} (1 prompt)" if found else "-"
     low, high = interval(found, per_forward, SAMPLES)
     return f"{per_forward(found):.2f} ({low:.2f} to {high:.2f})"
 
 
+def joined(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One run of a prompt at a temperature: all arms, and under ``timed`` those with times."""
+    found: dict[tuple, dict[str, Any]] = {}
+    for each in lines:
+        run = found.setdefault(_key(each), {**each, "arms": {}, "nats": {}, "timed": {}})
+        run["arms"] |= each["arms"]
+        run["nats"] |= each.get("nats", {})
+        run["timed"] |= each["arms"] if each["timed"] else {}
+    return sorted(found.values(), key=_key)
+
+
 def surprise(runs: Sequence[dict[str, Any]], arm: str) -> str:
     """Nats a token by the target's law, with the interval over prompts."""
-    found = [run["nats"][arm] for run in runs if arm in run.get("nats", ())]
+    found = [run["nats"][arm] for run in runs if arm in run["nats"]]
     if len(found) < 2:
         return f"{found[0]:.2f} (1 prompt)" if found else "-"
     low, high = interval(found, statistics.fmean, SAMPLES)
@@ -238,25 +269,25 @@ def table(path: Path = RESULTS) -> str:
     """By temperature: acceptance lengths, speed-ups over our plain decoding and over transformers', and whether samples
     are the target's."""
     kinds = read(path)
-    by_key = {_key(run): run for run in sorted(kinds["run"], key=lambda run: run["timed"])}  # timed ones hide others
-    runs, parts = sorted(by_key.values(), key=_key), []
+    runs, parts = joined(kinds["run"]), []
     commits = dict.fromkeys(each["commit"][:9] for each in kinds["provenance"])
     origin = kinds["provenance"][-1] | {"commits": "commits " + ", ".join(commits)}
     measured = {(run["target"], run["draft"]) for run in runs}
     pairs = [pair for target, drafts in PAIRS.items() for draft in drafts if (pair := (target, draft)) in measured]
     for temperature in sorted({run["temperature"] for run in runs}):
         own = [run for run in runs if run["temperature"] == temperature]
+        peer = REPAIRED if temperature else "hf_universal"
         for title, cell, names in (
-            ("Acceptance length", length, DRAFTING),
+            ("Acceptance length", length, (*METHODS, peer)),
             ("Speed over our plain decoding", lambda some, arm: ratio(some, arm, "plain"), ("auto", *METHODS)),
             (
                 "Speed over transformers' plain decoding",
                 lambda some, arm: ratio(some, arm, "hf"),
-                ("plain", *METHODS[:1], "auto", "hf_universal"),
+                ("plain", *METHODS[:1], "auto", peer),
             ),
             ("Nats a token by the target's law", surprise, JUDGED),
         ):
-            if cell is surprise and not any("nats" in run for run in own):
+            if cell is surprise and not temperature:
                 continue
             lines = [
                 [
@@ -265,10 +296,8 @@ def table(path: Path = RESULTS) -> str:
                 ]
                 for pair in pairs
             ]
-            titles = TITLES | ({"slem": "ours"} if cell is surprise else {})
-            if temperature:
-                titles["hf_universal"] += " (another law)"
-            head = [f"T={temperature:g}: {title}", *(titles[name] for name in names)]
+            titles = [TITLES[name] if cell is not surprise or name != "slem" else "ours" for name in names]
+            head = [f"T={temperature:g}: {title}", *titles]
             parts += [*markdown_table(head, lines), ""]
     counts = sorted(Counter(_key(run)[:3] for run in runs).values())
     timed = sorted(Counter(_key(run)[:3] for run in runs if run["timed"]).values()) or [0]
@@ -307,7 +336,8 @@ def main() -> None:
     found = read(args.out) if args.out.exists() else {}
     if origin["commit"] not in {each["commit"] for each in found.get("provenance", ())}:
         write(args.out, origin)
-    done = {_key(run) for run in found.get("run", ()) if run["timed"] or args.acceptance}
+    own = [run for run in found.get("run", ()) if run["timed"] or args.acceptance]
+    done = {_key(run) for run in own if not run["temperature"] or REPAIRED in run["arms"]}
     for target, drafts in PAIRS.items():
         for draft in drafts:
             if not args.only or f"{target}+{draft}" in args.only:

@@ -38,7 +38,7 @@ def test_a_prompt_is_not_run_again_and_the_target_judges_samples(
     runs = tool.read(out)["run"]
     assert [(run["number"], run["temperature"]) for run in runs] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert all(run["arms"][name][0] == 6 for run in runs for name in tool.DRAFTING)
-    assert [sorted(run.get("nats", ())) for run in runs] == [[], ["hf_universal", "slem"]] * 2
+    assert [sorted(run.get("nats", ())) for run in runs] == [[], ["hf_repaired", "hf_universal", "slem"]] * 2
 
     plain = foredraft.load(str(MODELS / PAIR[0]), "none", dtype="float32", device="cpu")
     prompt = plain.encode(tool.questions([str(questions)], 1)[0].prompt)
