@@ -1,7 +1,7 @@
 """Tables of ``benchmarks/drafts.py`` for the pages of specinfer, pruned drafts and cascades."""
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -67,9 +67,9 @@ def _with_interval(texts: Sequence[Sequence[float]]) -> str:
 
 
 def _texts(cells: Iterable[dict], keys: Sequence[str]) -> dict[tuple, list]:
-    """The texts of all rounds by these keys."""
+    """The texts of all rounds by these keys, in the order of rounds."""
     found: dict[tuple, list] = {}
-    for cell in cells:
+    for cell in sorted(cells, key=lambda cell: cell["round"]):
         found.setdefault(tuple(cell[key] for key in keys), []).extend(cell["texts"])
     return found
 
@@ -191,11 +191,17 @@ def _gains(cells: Sequence[dict]) -> list[str]:
 
 def _ratio(first: dict[tuple, Sequence[float]], second: dict[tuple, Sequence[float]]) -> str:
     """The first's acceptance length by the second's, with its interval over prompts."""
-    pairs = [(first[key], second[key]) for key in second]
+    return _paired([(first[key], second[key]) for key in second], _length)
+
+
+def _paired(
+    pairs: Sequence[tuple[Sequence[float], Sequence[float]]], of: Callable[[Sequence[Sequence[float]]], float]
+) -> str:
+    """A statistic of the first texts by that of the second ones, with its interval over pairs."""
 
     def ratio(some: Sequence[tuple[Sequence[float], Sequence[float]]]) -> float:
         own, others = zip(*some, strict=True)
-        return _length(own) / _length(others)
+        return of(own) / of(others)
 
     low, high = interval(pairs, ratio, SAMPLES)
     return f"{ratio(pairs):.2f} ({low:.2f} to {high:.2f})"
@@ -231,8 +237,8 @@ def shaped(cells: Sequence[dict]) -> list[Shape]:
 
 
 def shapes() -> list[str]:
-    """Deep and wide drafts: size, latency, quality, acceptance, and throughput by formula and as measured; lines that
-    begin with an empty one."""
+    """Deep and wide drafts: size, latency, quality, acceptance, and throughput by formula, as measured, and by plain
+    decoding's of the same texts; lines that begin with an empty one."""
     if not RESULTS.exists() or not (cells := (kinds := read(RESULTS)).get("shapes", [])):
         return []
     parts = []
@@ -249,16 +255,18 @@ def shapes() -> list[str]:
                 _with_interval(each.texts),
                 f"{each.formula:.0f}",
                 f"{each.measured:.0f}",
+                _paired(list(zip(each.texts, texts[each.temperature, "plain", 0], strict=True)), _speed),
             ]
             for each in shaped(own)
         ]
         head = ["drafted tokens, shape", "parameters, millions", "agreement", "ms per token"]
-        head += ["acceptance length", "tokens/s by formula", "tokens/s measured"]
+        head += ["acceptance length", "tokens/s by formula", "tokens/s measured", "by plain decoding's"]
         plain = [text for (_, shape, _), some in texts.items() if shape == "plain" for text in some]
         parts += ["", *markdown_table(head, rows), ""]
         parts += [
             f"Drafts pruned from {target} and distilled on {_lessons(kinds, 'shapes')}. By formula: acceptance "
-            "length / (time of the target's forward + drafted tokens x ms per token), from latencies measured apart. "
+            "length / (time of the target's forward + drafted tokens x ms per token), from latencies measured apart; "
+            "it does not hold at T=1, where a chain's drafted tokens are partly siblings, which take no forward. "
             f"Plain decoding: {_speed(plain):.0f} tokens/s. {_origin(kinds, 'shapes')}"
         ]
     return parts

@@ -139,7 +139,10 @@ def test_throughput_is_acceptance_over_the_time_of_a_step(
     ]
     monkeypatch.setattr(tables, "RESULTS", written(tmp_path / "cells.jsonl", cells))
     text = "\n".join(tables.shapes())
-    assert "| 1.00 | 2.00 (2.00 to 2.00) | 200 | 200 |" in text and "Plain decoding: 100 tokens/s" in text
+    assert (
+        "| 1.00 | 2.00 (2.00 to 2.00) | 200 | 200 | 2.00 (2.00 to 2.00) |" in text
+        and "Plain decoding: 100 tokens/s" in text
+    )
 
 
 def test_the_cost_of_a_cascade_is_that_of_its_forwards(
