@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from foredraft.engine.policy import Constant
 RESULTS = Path(__file__).resolve().parent / "results" / "ablation.jsonl"
 SEEDS = (0, 1)
 CHAIN, TREE, CAPE = "nodes=5,depth=5,top_k=1", "nodes=24,depth=6,top_k=6", "num_assistant_tokens=5"
+SHAPES = ("chain", "tree", "CaPE")
 DRAFTERS = {"eagle": "eagle2", "eagle3": "eagle3", "glide": "glide"}
 
 
@@ -141,6 +142,9 @@ class Trainings:
                 head = self._waiting.get_nowait()
             except queue.Empty:
                 break
+            if (self._args.work / head.name / "head").exists():  # tried again, with other prompts or shapes
+                self._ready.put(head)
+                continue
             words = command(head, self._args, self._layers)
             with (self._args.work / f"{head.name}.log").open("ab") as log:
                 process = subprocess.Popen([sys.executable, "-m", *words], stdout=log, stderr=subprocess.STDOUT)
@@ -154,13 +158,15 @@ class Trainings:
         self._ready.put(None)
 
 
-def trial(target: Any, head: Head, path: Path, prompts: dict[str, list[Any]], tokens: int) -> dict[str, Any]:
+def trial(
+    target: Any, head: Head, path: Path, prompts: dict[str, list[Any]], tokens: int, tried: Container[str]
+) -> dict[str, Any]:
     """Chains, greedy and at temperature 1, and greedy trees, for all prompts at once."""
     rows, found = [(task, prompt) for task, own in prompts.items() for prompt in own], {}
     drafter = f"{DRAFTERS[head.method]}:{path}"
     shapes = [("chain", f"{drafter},{CHAIN}", (0.0, 1.0)), ("tree", f"{drafter},{TREE}", (0.0,))]
     shapes += [("CaPE", f"cape:{path},{CAPE}", (0.0,))] if head.method == "glide" else []
-    for shape, spec, temperatures in shapes:
+    for shape, spec, temperatures in (each for each in shapes if each[0] in tried):
         with foredraft.load(target, spec, max_batch_size=len(rows)) as generator:
             generator.engine.policy = Constant(generator.engine.drafter.needs.longest)
             for temperature in temperatures:
@@ -191,6 +197,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=Path, nargs="+", required=True)
     parser.add_argument("--count", type=int, default=80, help="prompts of each file")
     parser.add_argument("--new-tokens", type=int, default=64, help="0: no trial, only what training has validated")
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=SHAPES, help="of drafts, in the trial")
     parser.add_argument(
         "--sizes", type=float, nargs="+", default=[0.25, 0.5, 1, 2, 4], help="millions of answer tokens"
     )
@@ -240,7 +247,9 @@ def main() -> None:
                     "tokens": validation["tokens"],
                     "seconds": last.get("seconds"),
                     "validation": validation["validation"],
-                    "trial": trial(target, head, folder / "head", prompts, args.new_tokens) if args.new_tokens else {},
+                    "trial": trial(target, head, folder / "head", prompts, args.new_tokens, args.shapes)
+                    if args.new_tokens
+                    else {},
                 }
                 header = ""
                 if not args.out.exists():  # before it is opened: a new file is a change of the tree

@@ -5,13 +5,13 @@ python benchmarks/heads_summary.py --plots    # draw docs/figures/*.svg (needs m
 """
 
 import argparse
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from origin import origin_line
 from policy_tables import TITLES
-from reading import acceptance_interval, markdown_table, per_forward, quartiles, read
+from reading import acceptance_interval, interval, markdown_table, per_forward, quartiles, read
 
 from foredraft.bench.measure.records import Watched
 from foredraft.bench.measure.summary import temperature_label
@@ -22,6 +22,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "heads.jsonl"
 REAL = ROOT / "benchmarks" / "results" / "smollm2_heads.jsonl"
 ABLATION = ROOT / "benchmarks" / "results" / "ablation.jsonl"
 GLIDE = ROOT / "benchmarks" / "results" / "glide.jsonl"
+REAL_GLIDE = ROOT / "benchmarks" / "results" / "glide_smollm2.jsonl"
 METHODS = {"eagle": "EAGLE-1", "eagle3": "EAGLE-3", "glide": "GLIDE"}
 FIGURES = ROOT / "docs" / "figures"
 Run = dict[str, Any]
@@ -87,14 +88,15 @@ QUESTIONS = {
     "size": "",
 }
 """Of ablation.py, in words."""
-_GREEDY = "chain, T=0, "
+_GREEDY, _SAMPLED = "chain, T=0, ", "chain, T=1, "
+_BY_PROMPT = ("tokens", "forwards")
 
 
 def ablation(path: Path = ABLATION) -> str:
     """EAGLE's findings: each head's chains by position, and its trees."""
     kinds = read(path)
     origin = kinds["provenance"][0]
-    lines = _trials(kinds["head"], "data", lambda head: f"{head['size']:g}M")
+    lines = _trials(kinds["head"])
     lines += [
         "",
         f"{origin['target']}, one seed, three passes over the data, draft vocabulary of EAGLE-3 8,192. Tokens per "
@@ -106,49 +108,133 @@ def ablation(path: Path = ABLATION) -> str:
 
 
 def glide(path: Path = GLIDE) -> str:
-    """GLIDE's heads beside EAGLE's of as much training: their chains on held-out texts, in training's validation."""
+    """GLIDE's heads beside EAGLE's of as much training, of the real model and of the bundled one."""
     if not path.exists():
         return ""
     kinds = read(path)
     origin = kinds["provenance"][0]
-    titles = ["head", "training tokens", "right guesses, by step", "held-out texts: tokens per forward"]
-    rows = []
-    for head in kinds["head"]:
-        found = head["validation"]
-        hits = " ".join(f"{value:.2f}" for name, value in found.items() if name.startswith("hit_"))
-        rows.append(
-            [METHODS[head["method"]], f"{head['tokens'] / 1e6:.2f}M", hits, f"{found['acceptance_length']:.2f}"]
-        )
     caption = (
         f"{origin['target']}, one seed, trained on {', '.join(origin['texts'])}. Tokens per forward: greedy chains of "
         f"five on eight held-out texts of these files, 48 new tokens each; no interval. {origin_line(origin)}. Made by "
         "`benchmarks/ablation.py`."
     )
-    return "\n".join([*markdown_table(titles, rows, words=[0]), "", caption])
+    own = [*_validated(kinds["head"]), "", caption]
+    return "\n".join([*([real_glide(), ""] if REAL_GLIDE.exists() else []), *own])
 
 
-def _trials(heads: Iterable[Run], column: str, size: Callable[[Run], str]) -> list[str]:
-    """The acceptance lengths of each head's chains and trees by task, and its chains' acceptance by position."""
+def real_glide(path: Path = REAL_GLIDE, eagle: Path = ABLATION) -> str:
+    """GLIDE's heads beside EAGLE's that learned from the same answers: in training's validation, and on the same
+    prompts."""
+    kinds, others = read(path), read(eagle)
+    origin, other = kinds["provenance"][0], others["provenance"][0]
+    sizes = {head["size"] for head in kinds["head"]}
+    same = [head for head in others["head"] if head["question"] == "size" and head["size"] in sizes]
+    parts = [*_validated([*same, *kinds["head"]]), ""]
+    trial = ""
+    if all(head["trial"] for head in kinds["head"]):
+        count = origin["count"]
+        heads = [*kinds["head"], *(_first(head, count) for head in same)]
+        parts += [*_trials(heads, sampled=True), "", *_by_others(heads), ""]
+        first = "the first " if count < other["count"] else ""
+        trial = (
+            f" Other tokens per forward: {first}{count} prompts of a task, {origin['new_tokens']} new tokens, with 95 "
+            "% intervals over prompts; chains of five, greedy trees of 24 nodes; n-alpha of EAGLE over "
+            f"{other['count']} prompts of a task."
+        )
+    caption = (
+        f"SmolLM2-135M-Instruct, one seed, {origin['passes']:g} passes over the same answers for every head; EAGLE-1 "
+        "began from random weights. Held-out texts: greedy chains of five on eight of these answers, 48 new tokens "
+        f"each; no interval.{trial} GLIDE: {origin_line(origin)}. EAGLE: "
+        f"[EAGLE's findings](../heads.md#eagles-findings-on-a-real-model), on an {other['device']}, commit "
+        f"{other['commit'][:9]}. Made by `benchmarks/ablation.py`."
+    )
+    return "\n".join([*parts, caption])
+
+
+def _data(head: Run) -> str:
+    """The answer tokens that a head learned from."""
+    return f"{head['size']:g}M"
+
+
+def _validated(heads: Iterable[Run]) -> list[str]:
+    """What training's validation found."""
+    rows = []
+    for head in heads:
+        found = head["validation"]
+        hits = " ".join(f"{value:.2f}" for name, value in found.items() if name.startswith("hit_"))
+        length = f"{found['acceptance_length']:.2f}"
+        rows.append([METHODS[head["method"]], f"{head['tokens'] / 1e6:.2f}M", hits, length])
+    titles = ["head", "training tokens", "right guesses, by step", "held-out texts: tokens per forward"]
+    return markdown_table(titles, rows, words=[0])
+
+
+def _by_others(heads: Sequence[Run]) -> list[str]:
+    """GLIDE's acceptance length by each other head's of as much data, over the same prompts of all tasks."""
+    shapes, rows = _shapes(heads), []
+    own = {head["size"]: head for head in heads if head["method"] == "glide"}
+    for head in (head for head in heads if head["method"] != "glide"):
+        cells = []
+        for prefix in shapes.values():
+            both = [list(_prompts(each, prefix)) for each in (own[head["size"]], head)]
+            pairs = list(zip(*both, strict=True))
+            low, high = interval(pairs, _quotient, 1000)
+            cells.append(f"{_quotient(pairs):.2f} ({low:.2f} to {high:.2f})")
+        rows.append([METHODS[head["method"]], _data(head), *cells])
+    return markdown_table(["GLIDE's acceptance length by that of", "data", *shapes], rows)
+
+
+def _shapes(heads: Iterable[Run]) -> dict[str, str]:
+    """The shapes of drafts that were tried with all of these heads, and how the names of their arms begin."""
+    tried = [" ".join(head["trial"]) for head in heads]
+    shapes = {"chain": _GREEDY, "tree": "tree, T=0, ", "chain at T=1": _SAMPLED}
+    return {shape: arm for shape, arm in shapes.items() if all(arm in names for names in tried)}
+
+
+def _prompts(head: Run, prefix: str) -> Iterator[tuple[int, int]]:
+    """Tokens and forwards of each prompt of all tasks."""
+    for name, arm in head["trial"].items():
+        if name.startswith(prefix):
+            yield from zip(arm["tokens"], arm["forwards"], strict=True)
+
+
+def _quotient(pairs: Sequence[tuple[tuple[int, int], tuple[int, int]]]) -> float:
+    own, others = zip(*pairs, strict=True)
+    return per_forward(own) / per_forward(others)
+
+
+def _first(head: Run, count: int) -> Run:
+    """The head's trial on the first prompts of each task; depths stay those of all."""
+    cut = {name: {**arm, **{key: arm[key][:count] for key in _BY_PROMPT}} for name, arm in head["trial"].items()}
+    return {**head, "trial": cut}
+
+
+def _trials(heads: Iterable[Run], *, sampled: bool = False) -> list[str]:
+    """The acceptance lengths of each head's chains and trees by task, and its chains' acceptance by position.
+
+    Args:
+        sampled: also of chains at temperature 1.
+    """
     heads = sorted(heads, key=lambda each: (each["question"] != "size", each["method"], each["size"]))
     tasks = [name.removeprefix(_GREEDY) for name in heads[0]["trial"] if name.startswith(_GREEDY)]
-    titles = ["head", column, *(f"{TITLES.get(task, task)}: chain, tree" for task in tasks), "0-alpha to 4-alpha"]
+    shown = {name: arm for name, arm in _shapes(heads).items() if sampled or arm != _SAMPLED}
+    words = ", ".join(shown)
+    titles = ["head", "data", *(f"{TITLES.get(task, task)}: {words}" for task in tasks), "0-alpha to 4-alpha"]
     rows = []
     for head in heads:
         method = METHODS[head["method"]]
         question = QUESTIONS[head["question"]]
         found = {name: acceptance_interval(arm) for name, arm in head["trial"].items()}
-        cells = [f"{found[f'chain, T=0, {task}']}, {found[f'tree, T=0, {task}']}" for task in tasks]
+        cells = [", ".join(found[f"{arm}{task}"] for arm in shown.values()) for task in tasks]
         alphas = " ".join(f"{alpha:.2f}" for alpha in _alphas(head))
-        rows.append([f"{method}{question and ', '}{question}", size(head), *cells, alphas])
+        rows.append([f"{method}{question and ', '}{question}", _data(head), *cells, alphas])
         if f"CaPE, T=0, {tasks[0]}" in found:
-            rows.append([f"{method} with CaPE", size(head), *(found[f"CaPE, T=0, {task}"] for task in tasks), ""])
+            rows.append([f"{method} with CaPE", _data(head), *(found[f"CaPE, T=0, {task}"] for task in tasks), ""])
     return markdown_table(titles, rows, words=[0])
 
 
 def _chain(head: Run) -> float:
     """Acceptance length of greedy chains over all tasks."""
-    arms = [arm for name, arm in head["trial"].items() if name.startswith(_GREEDY)]
-    return per_forward(pair for arm in arms for pair in zip(arm["tokens"], arm["forwards"], strict=True))
+    return per_forward(_prompts(head, _GREEDY))
 
 
 def _alphas(head: Run) -> list[float]:

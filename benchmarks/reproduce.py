@@ -178,24 +178,37 @@ def heads(inputs: Inputs) -> list[Command]:
     return [script("heads", *words), script("heads_summary", "--plots")]
 
 
+def answers_of(inputs: Inputs) -> Command:
+    """The real model's own answers, which its heads learn from."""
+    excluded = repeated("--exclude", questions(inputs))
+    model = ["-m", inputs.smollm2, "--weights", "int4", "--own-prompts", "14000"]
+    return foredraft("answers", STATE / "answers", *model, *excluded)
+
+
 def ablation(inputs: Inputs) -> list[Command]:
     answers, files = STATE / "answers", questions(inputs, ("mt_bench", "gsm8k"))
-    excluded = repeated("--exclude", questions(inputs))
-    model = ["-m", inputs.smollm2]
     return [
-        foredraft("answers", answers, *model, "--weights", "int4", "--own-prompts", "14000", *excluded),
+        answers_of(inputs),
         script("ablation", "--model", inputs.smollm2, "--data", answers, "--prompts", *files),
         script("heads_summary", "--plots"),
     ]
 
 
 def glide(inputs: Inputs) -> list[Command]:
-    """Heads of the bundled model, each on as many tokens of the same texts."""
+    """Heads of the bundled model, each on as many tokens of the same texts; and a head of the real one, on the answers
+    that the smallest heads of ``ablation`` learned from."""
     texts = [inputs.corpus / f"{name}.jsonl.xz" for name in ("gsm8k_train", "mbpp_train", "the_algorithms_python")]
-    files, results = questions(inputs, ("humaneval", "gsm8k")), ROOT / "benchmarks" / "results" / "glide.jsonl"
-    words = ["--questions", "size", "--sizes", "0.3", "--seeds", "0", "--warm", "--batch", "4", "--new-tokens", "0"]
-    words += ["--methods", "eagle", "glide", "--work", STATE / "glide", "--out", results]
-    return [script("ablation", "--model", "sample", "--texts", *texts, "--prompts", *files, *words)]
+    results, size = ROOT / "benchmarks" / "results", ["--questions", "size", "--seeds", "0", "--work", STATE / "glide"]
+    bundled = ["--sizes", "0.3", "--warm", "--batch", "4", "--new-tokens", "0", "--methods", "eagle", "glide"]
+    bundled += ["--out", results / "glide.jsonl"]
+    real = ["--sizes", "0.25", "--count", "16", "--shapes", "chain", "--store", "2", "--methods", "glide"]
+    real += ["--out", results / "glide_smollm2.jsonl"]
+    asked, chats = (questions(inputs, names) for names in (("humaneval", "gsm8k"), ("mt_bench", "gsm8k")))
+    return [
+        script("ablation", "--model", "sample", "--texts", *texts, "--prompts", *asked, *size, *bundled),
+        answers_of(inputs),
+        script("ablation", "--model", inputs.smollm2, "--data", STATE / "answers", "--prompts", *chats, *size, *real),
+    ]
 
 
 def lossy(inputs: Inputs) -> list[Command]:
@@ -206,9 +219,8 @@ def lossy(inputs: Inputs) -> list[Command]:
     data, medusa = ["--data", parts / "train.jsonl", "--tokens", "3000000"], STATE / "medusa" / "head"
     joint = ["--start", medusa, "--recipe", "alone=0", "--recipe", "own=kl", "--batch", "16", "--lr", "0.0005"]
     heads = ["--medusa", medusa, "--blockwise", STATE / "blockwise" / "head", "--medusa2", STATE / "medusa2" / "head"]
-    excluded = repeated("--exclude", questions(inputs))
     return [
-        foredraft("answers", answers, *model, "--weights", "int4", "--own-prompts", "14000", *excluded),
+        answers_of(inputs),
         script("lossy", "--answers", *files, "--split", parts),
         *(foredraft("train", name, *model, *data, "--out", STATE / name) for name in ("medusa", "blockwise")),
         foredraft("train", "medusa2", *model, *data, *joint, "--out", STATE / "medusa2"),
@@ -357,10 +369,10 @@ PARTS = {
         ablation,
     ),
     "glide": Part(
-        "GLIDE and EAGLE-1 after as much training: methods/glide.md",
-        0.5,
-        ("glide.jsonl",),
-        lambda i: (i.corpus, i.prompts),
+        "GLIDE after as much training as EAGLE's heads: methods/glide.md",
+        15.0,
+        ("glide.jsonl", "glide_smollm2.jsonl"),
+        lambda i: (Path(i.smollm2), i.corpus, i.prompts),
         glide,
     ),
     "lossy": Part(
