@@ -138,7 +138,8 @@ def real_glide(path: Path = REAL_GLIDE, eagle: Path = ABLATION) -> str:
         first = "the first " if count < other["count"] else ""
         trial = (
             f" Other tokens per forward: {first}{count} prompts of a task, {origin['new_tokens']} new tokens, with 95 "
-            "% intervals over prompts; chains of five, greedy trees of 24 nodes; n-alpha of EAGLE over "
+            "% intervals over prompts; chains of five"
+            f"{', greedy trees of 24 nodes' if 'tree' in _shapes(heads) else ''}; n-alpha of EAGLE over "
             f"{other['count']} prompts of a task."
         )
     caption = (
