@@ -16,7 +16,6 @@ again; ``--part 1/4`` runs every fourth cell, for several processes. Times do no
 import argparse
 import json
 import math
-import shlex
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -36,6 +35,7 @@ from foredraft.bench.prompts import read_prompts
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.engine.generator import Generator
 from foredraft.engine.inputs import encode
+from foredraft.files.provenance import shortened
 from foredraft.model.loading.bundled import resolve
 
 RESULTS = Path(__file__).resolve().parent / "results" / "lossy.jsonl"
@@ -346,7 +346,7 @@ def main() -> None:
             file.write(json.dumps(record) + "\n")
             file.flush()
 
-        command = f"python benchmarks/lossy.py {shlex.join(sys.argv[1:])}"
+        command = " ".join(["python benchmarks/lossy.py", *map(shortened, sys.argv[1:])])
         where = {"device": torch.cuda.get_device_name(args.device)} if args.device != "cpu" else {}
         write(provenance(command, model=Path(args.model).name, weights=args.weights, **where))
         for cell in measured(args, todo):
