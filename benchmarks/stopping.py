@@ -243,7 +243,7 @@ def drafted(policy: Policy, plan: Plan, scores: Sequence[float]) -> int:
     if isinstance(policy, Classifier) and plan.worth is not None and length:
         return policy.end(plan.worth, chain(scores[:length]))
     for count, (above, score) in enumerate(pairwise([0.0, *scores[:length]]), start=1):
-        if math.exp(score - above) < plan.confidence or math.exp(score) < plan.level_worth:
+        if math.exp(score - above) < plan.confidence or math.exp(score) < sum(plan.level_price):
             return count
     return length
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import tiny
-from foredraft.core.drafter import Plan
+from foredraft.core.drafter import LevelPrice, Plan
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.drafters.cape import Cape, Options
 from foredraft.drafters.common.tree_ops import SHARPEST
@@ -77,8 +77,8 @@ def test_a_level_is_worth_what_the_rows_with_levels_left_make_of_it():
     assert scores is not None
     sure = scores[:, 1].exp().tolist()  # of the chain's first tokens
     worth = max(sure) + 0.5 * min(sure)
-    assert drafter.propose(view, Plan((3, 2), level_worth=worth)).tree.depth > 1
-    assert drafter.propose(view, Plan((3, 1), level_worth=worth)).tree.depth == 1
+    assert drafter.propose(view, Plan((3, 2), level_price=LevelPrice(worth))).tree.depth > 1
+    assert drafter.propose(view, Plan((3, 1), level_price=LevelPrice(worth))).tree.depth == 1
 
 
 def test_banned_tokens_are_no_candidates():

@@ -1,6 +1,7 @@
 """Heads on the native engine: layers are those of torch, drafts those of the reference, in any batch."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import random_heads as heads
 import specs
 import tiny
 from foredraft.core.draft import Draft
-from foredraft.core.drafter import Drafter, Plan, View
+from foredraft.core.drafter import FREE, Drafter, LevelPrice, Plan, View
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.sampling.truncation import Truncation
 from foredraft.core.sampling.warp import Warp
@@ -91,12 +92,13 @@ def test_layers_are_those_of_the_net(kind: str):
     torch.testing.assert_close(found[real], expected[real], atol=2e-4, rtol=2e-4)
 
 
-def recorded(drafter: Drafter, drafts: dict[Any, tuple[Any, ...]]) -> Drafter:
-    """The drafter, whose drafts of each row are stored by what they depend on: the row's tokens and its levels."""
+def recorded(drafter: Drafter, drafts: dict[Any, tuple[Any, ...]], price: LevelPrice = FREE) -> Drafter:
+    """The drafter, whose drafts of each row are stored by what they depend on: the row's tokens and its levels; and,
+    with a price, the other rows."""
     propose = drafter.propose
 
     def watched(view: View, plan: Plan) -> Draft:
-        draft = propose(view, plan)
+        draft = propose(view, replace(plan, level_price=price))
         for b, length in enumerate(view.lengths.tolist()):
             real = draft.tree.parents[b] != PAD
             parts = draft.tree.tokens[b], draft.tree.parents[b], draft.scores[b] if draft.scores is not None else None
@@ -109,12 +111,17 @@ def recorded(drafter: Drafter, drafts: dict[Any, tuple[Any, ...]]) -> Drafter:
 
 
 def run(
-    target: NativeLM, drafter: Drafter, rows: int, temperatures: tuple[float, ...], **options: Any
+    target: NativeLM,
+    drafter: Drafter,
+    rows: int,
+    temperatures: tuple[float, ...],
+    price: LevelPrice = FREE,
+    **options: Any,
 ) -> dict[Any, Any]:
     """All drafts while ragged rows come and go."""
     drafts: dict[Any, tuple[Any, ...]] = {}
     target.tap(drafter.needs.hidden_layers)
-    g = tiny.generator(target, recorded(drafter, drafts), Constant(4), max_rows=rows, **options)
+    g = tiny.generator(target, recorded(drafter, drafts, price), Constant(4), max_rows=rows, **options)
     shared, *users = tiny.prompts((40, 3, 1, 9, 20, 14))
     prompts = [*users, *(shared + user for user in users)]
     asked = []
@@ -148,6 +155,16 @@ def test_trees_of_one_call_are_those_of_the_reference(
     found = run(target, eagle(net), 3, heat)
     monkeypatch.setattr(Warp, "scales_only", property(lambda self: False))
     check_same(found, run(target, eagle(net), 3, heat))
+
+
+@pytest.mark.parametrize("price", [LevelPrice(0.4), LevelPrice(0.15, 0.1)], ids=["level", "nodes"])
+def test_levels_that_do_not_pay_are_those_of_the_reference(monkeypatch: pytest.MonkeyPatch, price: LevelPrice):
+    target, net, _ = quantised("eagle3", 8)
+    found = run(target, eagle(net), 1, (0.0,), price)
+    assert 1 < len({len(set(parents)) for _, parents, _ in found.values()})
+    assert found != run(target, eagle(net), 1, (0.0,))
+    monkeypatch.setattr(Warp, "scales_only", property(lambda self: False))
+    check_same(found, run(target, eagle(net), 1, (0.0,), price))
 
 
 @pytest.mark.parametrize("heat", [(0.0,), (0.8, 1.3)], ids=["greedy", "sampled"])

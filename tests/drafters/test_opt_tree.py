@@ -11,7 +11,7 @@ from torch import Tensor
 
 import tiny
 from foredraft.core.draft import Draft, Law
-from foredraft.core.drafter import Plan, View
+from foredraft.core.drafter import LevelPrice, Plan, View
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.drafters.common import dynamic_tree
 from foredraft.drafters.common.dynamic_tree import GUESSES
@@ -93,7 +93,7 @@ def test_of_fewer_nodes_the_likeliest_are_drafted_and_a_worthless_level_is_not()
         best = sorted(said(whole, row).values(), reverse=True)[:4]
         assert sorted(said(few, row).values(), reverse=True) == pytest.approx(best, abs=1e-4)
     assert whole.tree.depth == 3
-    assert drafter.propose(view, Plan((3,) * 3, level_worth=2.9)).tree.depth == 1
+    assert drafter.propose(view, Plan((3,) * 3, level_price=LevelPrice(2.9))).tree.depth == 1
     assert drafter.propose(view, Plan((0, 2, 1))).tree.depth == 2
 
 

@@ -151,7 +151,7 @@ def run(policy: Policy, world: World, steps: int, rows: int = 1) -> Ran:
 
 def step_of(world: World, plan: Plan, rows: int, fresh: int = 0) -> StepResult:
     """What a step with this plan comes to."""
-    least = 0.0 if world.needs.whole else plan.level_worth
+    least = 0.0 if world.needs.whole else sum(plan.level_price)
     grown = [world.grow(plan.length, least) for _ in range(rows)]
     drafts = [nodes for nodes, _, _ in grown]
     kept = [list(range(1 + (plan.nodes or len(nodes.parents) - 1))) for nodes in drafts]

@@ -155,7 +155,8 @@ def test_rows_get_no_more_than_they_can_use():
 def test_another_level_must_bring_what_its_time_would_elsewhere():
     policy = Throughput(TREE)
     run(policy, UNEVEN["tree"], 200)
-    assert 0 < policy.plan(view(0), [100]).level_worth <= 0.9
+    price = policy.plan(view(0), [100]).level_price
+    assert 0 < price.level <= price.level + price.node <= Throughput.DEAREST
 
 
 def test_drawn_drafts_are_never_cut_and_their_size_follows_earlier_ones():

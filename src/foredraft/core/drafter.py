@@ -38,7 +38,7 @@ class Needs:
     ``hidden_layers``: target layers whose hidden states it reads. ``max_nodes``: size of its largest tree, root
     excluded. ``max_depth``: its longest path; 0 means ``max_nodes``, as for a chain. ``scored``: it picks tokens and
     knows each path's probability, so it follows ``Plan.nodes`` and, if each level costs a forward,
-    ``Plan.level_worth``. ``law``: the law of drawn drafts (``View.draws``), if the options do not determine it; None:
+    ``Plan.level_price``. ``law``: the law of drawn drafts (``View.draws``), if the options do not determine it; None:
     the options' law. ``learns``: drafts depend on other requests. ``shares_text``: drafts may hold text of other
     requests. ``target_cache``: it drafts in the target's KV cache, which then holds committed tokens only. ``ahead``:
     it can draft for rows whose lengths only the device knows (see ``View.slack``), and so before the last step was read
@@ -67,6 +67,20 @@ class Needs:
         return self.max_depth or self.max_nodes
 
 
+class LevelPrice(NamedTuple):
+    """What drafting another level costs, and verifying a child of each of its parents: in accepted parents.
+
+    A level is drafted if the parents' probabilities, each less ``node`` where it exceeds that, sum to ``level`` at
+    least, over all rows.
+    """
+
+    level: float = 0.0
+    node: float = 0.0
+
+
+FREE = LevelPrice()
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """How much to draft in this step.
@@ -75,8 +89,7 @@ class Plan:
     ``confidence``: a path ends after its first token with a lower draft probability than this. That token is kept:
     dropping a drawn token (``View.draws``) for its value is lossy.
     ``nodes``: for scored drafters, the most drafted nodes per row; the likeliest are kept (0: no limit).
-    ``level_worth``: for scored drafters, do not expand a level whose parents' probabilities sum to less than this
-    over all rows.
+    ``level_price``: for scored drafters, what the nodes of a level must promise to be expanded.
     ``worth``: verify only the nodes that pay, where reading the draft is free; see ``Worth``.
     ``chain``: no branches, since another drafter continues the draft.
     ``recorded``: the draft is recorded and replayed, so its shapes are few and no values are read; set by what records.
@@ -86,7 +99,7 @@ class Plan:
     lengths: tuple[int, ...]
     confidence: float = 0.0
     nodes: int = 0
-    level_worth: float = 0.0
+    level_price: LevelPrice = FREE
     worth: Worth | None = None
     chain: bool = False
     recorded: bool = False

@@ -76,7 +76,7 @@ class Cape(ModelTreeDrafter):
             numbers.append(torch.full((count,), level, device=ids.device))
             parent, reached = reached + 1, reached + count
             above = above + shares[:, :1]
-            if level == limits.depth or not worth_a_level(above, allowed > level, limits.level_worth):
+            if level == limits.depth or not worth_a_level(above, allowed > level, limits.level_price):
                 break
             builder.add_level(ids[:, :1], torch.zeros_like(ids[:, :1]))
         joined = (torch.cat(each, 1) for each in (tokens, parents, scores))

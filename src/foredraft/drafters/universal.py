@@ -196,7 +196,7 @@ class Universal(Rewindable):
         own_plan = _in_own_tokens(plan, view, own)
         own, depth = replace(own, warp=self._likeliest), min(depth, own_plan.length)
         most = self._options.sequences
-        limits = TreeLimits(_SCORED * most, depth, most, plan.level_worth, reads=not plan.recorded)
+        limits = TreeLimits(_SCORED * most, depth, most, plan.level_price, reads=not plan.recorded)
         allowed = own_plan.on(own.lengths.device)
         heat = view.warp.truncation.temperature  # 1 in greedy rows
         tree = self._runner.draft("texts", own, limits.expanded, self._texts, allowed, limits, heat)

@@ -12,7 +12,7 @@ from watched_nets import CLOSE, VOCAB, Proposal, doubled, first_step, gap, liste
 
 import random_heads as heads
 import tiny
-from foredraft.core.drafter import Plan
+from foredraft.core.drafter import LevelPrice, Plan
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.tree import PAD
 from foredraft.drafters.common.dynamic_tree import frontier
@@ -191,16 +191,17 @@ def test_of_fewer_nodes_than_it_can_the_likeliest_are_drafted(nodes: int):
         assert set(proposal.paths(b)) == grown.tree
 
 
-@pytest.mark.parametrize("worth", [0.1, 0.5, 1.2, 2.9])
-def test_no_level_is_drafted_that_is_not_worth_it(worth: float):
-    """Levels end where the parents of the next one have too little probability together."""
+@pytest.mark.parametrize(("worth", "node"), [(0.1, 0.0), (0.5, 0.0), (1.2, 0.0), (2.9, 0.0), (0.1, 0.1), (0.3, 0.3)])
+def test_no_level_is_drafted_that_is_not_worth_it(worth: float, node: float):
+    """Levels end where the parents of the next one have too little probability together, each less a node's price."""
     net = eagle3()
     net.lm_head.weight *= 0.3
-    proposal = draft(net, Plan((4, 4, 4), level_worth=worth), nodes=30)
+    proposal = draft(net, Plan((4, 4, 4), level_price=LevelPrice(worth, node)), nodes=30)
     promised = []  # by level from the second on, of all rows together
     slow = [grow(reader(net, text), 4, 3, 30) for text in TEXTS]
     for level in (1, 2, 3):
-        promised.append(sum(math.exp(g.candidates[p]) for g in slow for p in g.frontiers[level]))
+        chances = [math.exp(g.candidates[p]) for g in slow for p in g.frontiers[level]]
+        promised.append(sum(max(chance - node, 0.0) for chance in chances))
     levels = 1 + next((i for i, total in enumerate(promised) if total < worth), 3)
     assert len(proposal.calls) == levels
     for b, text in enumerate(TEXTS):

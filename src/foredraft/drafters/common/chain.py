@@ -43,8 +43,9 @@ class ChainLimits:
         """The plan's limits, for chains of at most ``depth`` tokens."""
         rows = len(plan.lengths)
         least = torch.full((rows,), plan.confidence, device=device) if plan.confidence else None
-        share = plan.level_worth / max(sum(length > 0 for length in plan.lengths), 1)  # a level's price, by rows
-        worth = torch.full((rows,), share) if share and device.type == "cpu" else None
+        level, node = plan.level_price
+        share = level / max(sum(length > 0 for length in plan.lengths), 1)  # a level's price, by rows
+        worth = torch.full((rows,), share + node) if share and device.type == "cpu" else None
         return cls(plan.on(device), least, depth, worth, siblings=not (plan.chain or plan.confidence))
 
 

@@ -73,7 +73,7 @@ def build_static_tree(
     """
     view, levels = builder.view, levels[: limits.depth]
     if view.warp.greedy or (builder.in_place and not view.draws):
-        candidates = static_candidates(builder, levels, allowed, limits.level_worth)
+        candidates = static_candidates(builder, levels, allowed, limits.level_price)
         return keep_best(
             candidates, view.roots, limits.nodes, allowed, linear=candidates.tokens.shape[1] == candidates.depth
         )

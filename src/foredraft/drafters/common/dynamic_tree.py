@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from foredraft.core.draft import Draft
-from foredraft.core.drafter import Plan, View
+from foredraft.core.drafter import FREE, LevelPrice, Plan, View
 from foredraft.core.options import SizedOptions, check_bounds
 from foredraft.drafters.common.tree_builder import TreeBuilder
 from foredraft.drafters.common.tree_ops import GUESSES, SHARPEST, Candidates, keep_best, worth_a_level
@@ -28,7 +28,7 @@ class TreeLimits(NamedTuple):
     """Limits of a dynamic tree; ``top_k`` nodes of a level are expanded, with ``top_k`` scored children each, and at
     least ``GUESSES`` in sampled rows.
 
-    ``level_worth``: see ``Plan``. ``reads``: values may be read where that is free; False for recordings.
+    ``level_price``: see ``Plan``. ``reads``: values may be read where that is free; False for recordings.
     ``value``: the expanded nodes are those with the best paths, not those with the best tokens. ``rerank``: the tree
     has the best of all scored nodes, not the expanded ones.
     """
@@ -36,7 +36,7 @@ class TreeLimits(NamedTuple):
     nodes: int
     depth: int
     top_k: int
-    level_worth: float = 0.0
+    level_price: LevelPrice = FREE
     reads: bool = True
     value: bool = True
     rerank: bool = True
@@ -57,14 +57,14 @@ class TreeLimits(NamedTuple):
             allowed: the number of levels that each row may have.
         """
         depth = min(self.depth, self.nodes)
-        return TreeSize(self.nodes, depth, self.top_k, self.children(view), self.level_worth, allowed, SHARPEST)
+        return TreeSize(self.nodes, depth, self.top_k, self.children(view), self.level_price, allowed, SHARPEST)
 
     def within(self, plan: Plan) -> "TreeLimits":
         """These and the plan's."""
         nodes = min(self.nodes, plan.nodes or self.nodes)
         depth = min(plan.length, self.depth, nodes)
-        worth = 0.0 if plan.recorded else plan.level_worth  # it is another one in each step
-        return self._replace(nodes=nodes, depth=depth, level_worth=worth, reads=not plan.recorded)
+        price = FREE if plan.recorded else plan.level_price  # it is another one in each step
+        return self._replace(nodes=nodes, depth=depth, level_price=price, reads=not plan.recorded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ def build_dynamic_tree(builder: TreeBuilder, allowed: Int[Tensor, "B"], limits: 
                 scores = torch.full_like(scores, -torch.inf).scatter(1, chosen, above)
         parts.append((tokens, numbers.repeat_interleave(width, 1), scores))
         levels.append(torch.full((tokens.shape[1],), level, device=roots.device))
-        if level == depth or not worth_a_level(above, allowed > level, limits.level_worth):
+        if level == depth or not worth_a_level(above, allowed > level, limits.level_price):
             break
         if limits.reads and _full(parts, above, limits.nodes):
             break

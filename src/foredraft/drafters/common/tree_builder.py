@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from foredraft.core.drafter import View
+from foredraft.core.drafter import LevelPrice, View
 from foredraft.core.sampling.warp import Paths
 from foredraft.core.transfer import to_device
 from foredraft.core.tree import ROOT, TokenTree
@@ -157,13 +157,13 @@ class Level:
 
 
 def static_candidates(
-    builder: TreeBuilder, levels: Sequence[Level], allowed: Int[Tensor, "B"], level_worth: float
+    builder: TreeBuilder, levels: Sequence[Level], allowed: Int[Tensor, "B"], level_price: LevelPrice
 ) -> Candidates:
     """The nodes of a static tree: of each family, the best guesses in order.
 
     Args:
         allowed: the number of levels that each row may have.
-        level_worth: see ``Plan``.
+        level_price: see ``Plan``.
     """
     view = builder.view
     above = torch.zeros_like(view.roots, dtype=torch.float32)[:, None]  # scores of the frontier nodes
@@ -176,7 +176,7 @@ def static_candidates(
         tokens = ids[:, level.places, rank]
         parts.append((tokens, level.parents.expand(tokens.shape), scores))
         above = scores[:, level.inner]
-        if number == len(levels) or not worth_a_level(above, allowed > number, level_worth):
+        if number == len(levels) or not worth_a_level(above, allowed > number, level_price):
             break
         builder.add_level(tokens[:, level.inner], level.inner_places.expand(len(tokens), -1))
     tokens, parents, scores = (torch.cat(each, 1) for each in zip(*parts, strict=True))

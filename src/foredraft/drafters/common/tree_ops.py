@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from foredraft.core.draft import Draft, Law
+from foredraft.core.drafter import LevelPrice
 from foredraft.core.rng import first
 from foredraft.core.sampling.warp import Warp
 from foredraft.core.tree import PAD, ROOT, TokenTree
@@ -110,14 +111,14 @@ def normalize_or_uniform(law: Float[Tensor, "B N V"]) -> Float[Tensor, "B N V"]:
     return law.nan_to_num(nan=1.0 / law.shape[-1])
 
 
-def worth_a_level(above: Float[Tensor, "B K"], going: Bool[Tensor, "B"], least: float) -> bool:
-    """True if the total probability of these paths, of the rows that go on, reaches ``least`` (``Plan.level_worth``).
+def worth_a_level(above: Float[Tensor, "B K"], going: Bool[Tensor, "B"], price: LevelPrice) -> bool:
+    """True if these paths, of the rows that go on, are worth their price.
 
     Always True on other devices than a CPU, to avoid a synchronisation.
     """
-    if above.device.type != "cpu" or not least:
+    if above.device.type != "cpu" or not price.level:
         return True
-    return float((above.exp() * going[:, None]).sum()) >= least
+    return float(((above.exp() - price.node).clamp(min=0) * going[:, None]).sum()) >= price.level
 
 
 def keep_best(

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, final
 
-from foredraft.core.drafter import Needs, Plan, View
+from foredraft.core.drafter import FREE, LevelPrice, Needs, Plan, View
 from foredraft.core.worth import Features, Worth
 from foredraft.engine.policy.base import Policy
 from foredraft.engine.policy.estimates import DROPPED, EVERY, AcceptanceModel, ForwardTimes, Pace
@@ -39,6 +39,7 @@ class Throughput(Policy):
     OFTEN, SOON = 16, 4  # least steps between trials; SOON where they cost the draft alone
     SWITCH = 0.02  # more than nothing that drafting must gain to start
     RECENT = 0.8  # decay of ``Worth.recent``
+    DEAREST = 0.9  # price of a level and its node, in parents of a row
     YOUNG = 4  # tokens: steps of rows with shorter outputs take longer, and count where nothing else is known
 
     def __init__(self, needs: Needs, prior: float = NEUTRAL, *, any_width: bool = False) -> None:
@@ -63,15 +64,15 @@ class Throughput(Policy):
         cuts = cheap and not learning  # what does not pay is dropped after it was drafted
         recent = tuple([self._recent.get(row, 0.5) for row in view.rows])
         worth = Worth(model.weights, self._prior, recent, prices if cuts else {})
-        length, nodes, level = self._needs.longest, 0, rate * pace.level.value
+        length, nodes, price = self._needs.longest, 0, LevelPrice(rate * pace.level.value)
         if not cuts:
-            size = max(self.SHOWN // active, 1) if learning else self._size(pace, prices, active, by_nodes, level)
+            size = max(self.SHOWN // active, 1) if learning else self._size(pace, prices, active, by_nodes, price.level)
             length, nodes = (length, size) if by_nodes else (min(size, length), 0)
         if cuts:  # another level is of use with another node
-            level += rate * pace.forward.node
-        level = 0.0 if learning else min(level * pace.tried / pace.passed, 0.9 * active)
+            price = price._replace(node=rate * pace.forward.node)
+        price = FREE if learning else self._in_parents(price, pace, active)
         lengths = tuple([min(length, limit) for limit in limits])
-        return Plan(lengths, 0.0, nodes, level, worth)
+        return Plan(lengths, 0.0, nodes, price, worth)
 
     def observe(self, view: View, plan: Plan, step: StepResult) -> None:
         if plan.copies:  # they have their own width
@@ -172,6 +173,12 @@ class Throughput(Policy):
             return emitted
         expected = sum([sum(worth.values(number, result.nodes)) for number, result in enumerate(step.rows)])
         return (emitted + expected) / 2
+
+    def _in_parents(self, price: LevelPrice, pace: Pace, active: int) -> LevelPrice:
+        """A price in accepted parents, since that of a child is in tokens; not too high for sure ones."""
+        level, node = (each * pace.tried / pace.passed for each in price)
+        node = min(node, self.DEAREST / 2)
+        return LevelPrice(min(level, (self.DEAREST - node) * active), node)
 
     def _by_nodes(self, view: View) -> bool:
         """Whether a draft is limited by its number of nodes, not by its length: of guesses with scores."""

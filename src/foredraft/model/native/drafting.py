@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from foredraft.core.draft import Draft, Law
-from foredraft.core.drafter import View
+from foredraft.core.drafter import LevelPrice, View
 from foredraft.core.tree import TokenTree
 from foredraft.model.kv.cache import SlotCache
 from foredraft.model.native import library as c
@@ -23,14 +23,14 @@ _MOST_READ = 1024
 class TreeSize(NamedTuple):
     """Limits of a dynamic tree: its nodes and levels, the nodes of a level that are read, and their scored children.
 
-    ``level_worth``: see ``Plan``. ``allowed``: levels of each row. ``sharpest``: temperature of greedy rows.
+    ``level_price``: see ``Plan``. ``allowed``: levels of each row. ``sharpest``: temperature of greedy rows.
     """
 
     nodes: int
     depth: int
     top_k: int
     children: int
-    level_worth: float
+    level_price: LevelPrice
     allowed: Sequence[int]
     sharpest: float
 
@@ -100,7 +100,8 @@ class TreeDrafter:
             depth=size.depth,
             expanded=size.top_k,
             children=size.children,
-            least=size.level_worth,
+            level_price=size.level_price.level,
+            node_price=size.level_price.node,
             allowed=c.numbers(size.allowed),
             count=self.count,
             ids=c.pointer(self.ids),

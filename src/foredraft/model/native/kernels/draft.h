@@ -167,14 +167,15 @@ static int64_t choose_frontier(Growing *g) {
         mark_best(g, b, g->level_start, frontier, INT64_MAX, chosen);
         for (int64_t n = 0; n < frontier; n++) {
             g->paths[b * d->expanded + n] = g->scores[b * g->most + chosen[n]];
-            if (d->allowed[b] > g->level) worth += expf(g->paths[b * d->expanded + n]);
+            float chance = expf(g->paths[b * d->expanded + n]) - d->node_price;
+            if (d->allowed[b] > g->level && chance > 0.0f) worth += chance;
             places[n] = (chosen[n] - g->level_start) / wanted;
             chosen[n]++; /* 0 is the root */
         }
     }
     for (int64_t b = 0; full && b < d->rows; b++)
         full = g->paths[b * d->expanded] < mark_best(g, b, 0, d->nodes, INT64_MAX, NULL);
-    return full || worth < d->least ? 0 : frontier;
+    return full || worth < d->level_price ? 0 : frontier;
 }
 
 /* The tree of the best candidates; a parent never scores less than its child and comes before it. */

@@ -120,7 +120,7 @@ typedef struct {
     int64_t rotary_positions;
     const int64_t *windows;                  /* of each kind of layer, 0: all */
     int64_t nodes, depth, expanded, children; /* limits: of the tree, its levels, a level's nodes that are read, their children */
-    float least;                              /* no further level for paths whose chances sum to less */
+    float level_price, node_price;            /* of a further level, and of a node of it: Plan.level_price */
     const int64_t *allowed;                   /* [B]: levels of the row */
     int64_t count;                            /* logits that are tokens */
     const int64_t *ids;                       /* [count]: the target's ids, or NULL: the same */

@@ -165,7 +165,7 @@ static void blocks_of_product(void *context, int64_t first, int64_t last, int th
     multiply(context, first, last);
 }
 
-/* How many blocks of outputs, ``each`` time as many, a thread claims at a time. */
+/* How many blocks of outputs, ``each`` times as many, a thread claims at a time. */
 static int64_t claimed_blocks(const Matrix *m, int64_t each) {
     return larger(CLAIMED / (each * block_bytes(m->inputs, m->bits, m->zero)), 1);
 }
