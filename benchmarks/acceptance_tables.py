@@ -152,6 +152,7 @@ def rules() -> list[Comparison]:
         title, (best,) = TITLES[method], RATIO[method]
         found.append((f"{title}: shared noise over {best}", (method, SHARED), (method, best)))
         found.append((f"{title}: drawn, {best}, over picked", (method, best), (method, PICKED)))
+        found.append((f"{title}: shared noise over picked", (method, SHARED), (method, PICKED)))
     for method in ("eagle1-chain", "blockwise", "draft_model"):
         block, token = RATIO[method]
         found.append((f"{TITLES[method]}: block over token verification", (method, block), (method, token)))

@@ -170,7 +170,7 @@ def real(path: Path = real_model.RESULTS) -> Claim:
     if len(low) < len(rows) / 2:
         worse = f"; below 0.98: {', '.join(low)}" if low else ""
     else:
-        worse = f"; {len(low)} of {len(rows)} lose more"
+        worse = f"; {len(low)} of {len(rows)} are below 0.98"
     origin = file.provenance[-1]
     return Claim(
         f"On a real model in 4 bits {gains}{worse}. Dots are tasks: the gain depends on the text.",
