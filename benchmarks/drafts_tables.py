@@ -1,12 +1,12 @@
 """Tables of ``benchmarks/drafts.py`` for the pages of specinfer, pruned drafts and cascades."""
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from origin import origin_line
-from reading import interval, markdown_table, read
+from reading import markdown_table, quotient, read, with_interval
 
 RESULTS = Path(__file__).resolve().parent / "results" / "drafts.jsonl"
 CHOICES = 6
@@ -62,8 +62,7 @@ def _speed(texts: Sequence[Sequence[float]]) -> float:
 
 
 def _with_interval(texts: Sequence[Sequence[float]]) -> str:
-    low, high = interval(texts, _length, SAMPLES)
-    return f"{_length(texts):.2f} ({low:.2f} to {high:.2f})"
+    return with_interval(texts, _length, SAMPLES)
 
 
 def _texts(cells: Iterable[dict], keys: Sequence[str]) -> dict[tuple, list]:
@@ -191,20 +190,7 @@ def _gains(cells: Sequence[dict]) -> list[str]:
 
 def _ratio(first: dict[tuple, Sequence[float]], second: dict[tuple, Sequence[float]]) -> str:
     """The first's acceptance length by the second's, with its interval over prompts."""
-    return _paired([(first[key], second[key]) for key in second], _length)
-
-
-def _paired(
-    pairs: Sequence[tuple[Sequence[float], Sequence[float]]], of: Callable[[Sequence[Sequence[float]]], float]
-) -> str:
-    """A statistic of the first texts by that of the second ones, with its interval over pairs."""
-
-    def ratio(some: Sequence[tuple[Sequence[float], Sequence[float]]]) -> float:
-        own, others = zip(*some, strict=True)
-        return of(own) / of(others)
-
-    low, high = interval(pairs, ratio, SAMPLES)
-    return f"{ratio(pairs):.2f} ({low:.2f} to {high:.2f})"
+    return with_interval([(first[key], second[key]) for key in second], quotient(_length), SAMPLES)
 
 
 class Shape(NamedTuple):
@@ -255,7 +241,9 @@ def shapes() -> list[str]:
                 _with_interval(each.texts),
                 f"{each.formula:.0f}",
                 f"{each.measured:.0f}",
-                _paired(list(zip(each.texts, texts[each.temperature, "plain", 0], strict=True)), _speed),
+                with_interval(
+                    list(zip(each.texts, texts[each.temperature, "plain", 0], strict=True)), quotient(_speed), SAMPLES
+                ),
             ]
             for each in shaped(own)
         ]

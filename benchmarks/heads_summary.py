@@ -11,7 +11,7 @@ from typing import Any
 
 from origin import origin_line
 from policy_tables import TITLES
-from reading import acceptance_interval, interval, markdown_table, per_forward, quartiles, read
+from reading import acceptance_interval, markdown_table, per_forward, quartiles, quotient, read, with_interval
 
 from foredraft.bench.measure.records import Watched
 from foredraft.bench.measure.summary import temperature_label
@@ -178,8 +178,7 @@ def _by_others(heads: Sequence[Run]) -> list[str]:
         for prefix in shapes.values():
             both = [list(_prompts(each, prefix)) for each in (own[head["size"]], head)]
             pairs = list(zip(*both, strict=True))
-            low, high = interval(pairs, _quotient, 1000)
-            cells.append(f"{_quotient(pairs):.2f} ({low:.2f} to {high:.2f})")
+            cells.append(with_interval(pairs, quotient(per_forward), 1000))
         rows.append([METHODS[head["method"]], _data(head), *cells])
     return markdown_table(["GLIDE's acceptance length by that of", "data", *shapes], rows)
 
@@ -196,11 +195,6 @@ def _prompts(head: Run, prefix: str) -> Iterator[tuple[int, int]]:
     for name, arm in head["trial"].items():
         if name.startswith(prefix):
             yield from zip(arm["tokens"], arm["forwards"], strict=True)
-
-
-def _quotient(pairs: Sequence[tuple[tuple[int, int], tuple[int, int]]]) -> float:
-    own, others = zip(*pairs, strict=True)
-    return per_forward(own) / per_forward(others)
 
 
 def _first(head: Run, count: int) -> Run:

@@ -30,7 +30,7 @@ from unittest.mock import patch
 
 import torch
 from origin import origin_line, provenance
-from reading import interval, markdown_table, per_forward, read
+from reading import markdown_table, per_forward, read, with_interval
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.generation.candidate_generator import AssistantToTargetTranslator
 
@@ -226,23 +226,22 @@ def speed(run: dict[str, Any], arm: str) -> float | None:
     return found[0] / found[2] if isinstance(found, list) else None
 
 
+def estimate(values: Sequence[Any], of: Callable[[Sequence[Any]], float]) -> str:
+    """A statistic with its interval over prompts, if there are several."""
+    if len(values) < 2:
+        return f"{of(values):.2f} (1 prompt)" if values else "-"
+    return with_interval(values, of, SAMPLES)
+
+
 def ratio(runs: Sequence[dict[str, Any]], arm: str, base: str) -> str:
     """Geometric mean of the speed-ups with its interval over prompts."""
     pairs = [(speed(run, arm), speed(run, base)) for run in runs]
-    found = [fast / slow for fast, slow in pairs if fast and slow]
-    if len(found) < 2:
-        return f"{found[0]:.2f} (1 prompt)" if found else "-"
-    low, high = interval(found, statistics.geometric_mean, SAMPLES)
-    return f"{statistics.geometric_mean(found):.2f} ({low:.2f} to {high:.2f})"
+    return estimate([fast / slow for fast, slow in pairs if fast and slow], statistics.geometric_mean)
 
 
 def length(runs: Sequence[dict[str, Any]], arm: str) -> str:
     """Acceptance length with its interval over prompts."""
-    found = [run["arms"][arm][:2] for run in runs if isinstance(run["arms"].get(arm), list)]
-    if len(found) < 2:
-        return f"{per_forward(found):.2f} (1 prompt)" if found else "-"
-    low, high = interval(found, per_forward, SAMPLES)
-    return f"{per_forward(found):.2f} ({low:.2f} to {high:.2f})"
+    return estimate([run["arms"][arm][:2] for run in runs if isinstance(run["arms"].get(arm), list)], per_forward)
 
 
 def joined(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -258,11 +257,7 @@ def joined(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def surprise(runs: Sequence[dict[str, Any]], arm: str) -> str:
     """Nats a token by the target's law, with the interval over prompts."""
-    found = [run["nats"][arm] for run in runs if arm in run["nats"]]
-    if len(found) < 2:
-        return f"{found[0]:.2f} (1 prompt)" if found else "-"
-    low, high = interval(found, statistics.fmean, SAMPLES)
-    return f"{statistics.fmean(found):.2f} ({low:.2f} to {high:.2f})"
+    return estimate([run["nats"][arm] for run in runs if arm in run["nats"]], statistics.fmean)
 
 
 def table(path: Path = RESULTS) -> str:

@@ -35,6 +35,22 @@ def interval(items: Sequence[T], of: Callable[[Sequence[T]], float], samples: in
     return found[int(0.025 * samples)], found[int(0.975 * samples)]
 
 
+def with_interval(items: Sequence[T], of: Callable[[Sequence[T]], float], samples: int) -> str:
+    """A statistic with its ``interval``, two digits each."""
+    low, high = interval(items, of, samples)
+    return f"{of(items):.2f} ({low:.2f} to {high:.2f})"
+
+
+def quotient(of: Callable[[Sequence[T]], float]) -> Callable[[Sequence[tuple[T, T]]], float]:
+    """A statistic of pairs: that of the first items by that of the second ones."""
+
+    def found(pairs: Sequence[tuple[T, T]]) -> float:
+        first, second = zip(*pairs, strict=True)
+        return of(first) / of(second)
+
+    return found
+
+
 def per_forward(prompts: Iterable[tuple[int, int]]) -> float:
     """Tokens per forward of prompts with so many tokens and forwards."""
     tokens, forwards = map(sum, zip(*prompts, strict=True))
@@ -44,8 +60,7 @@ def per_forward(prompts: Iterable[tuple[int, int]]) -> float:
 def acceptance_interval(arm: dict) -> str:
     """Tokens per forward with its 95 % interval; ``tokens`` and ``forwards`` of an arm are by prompt."""
     prompts = list(zip(arm["tokens"], arm["forwards"], strict=True))
-    low, high = interval(prompts, per_forward, 1000)
-    return f"{per_forward(prompts):.2f} ({low:.2f} to {high:.2f})"
+    return with_interval(prompts, per_forward, 1000)
 
 
 def interval_of_sums(

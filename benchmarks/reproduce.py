@@ -249,14 +249,8 @@ def engines(inputs: Inputs, *more: str) -> list[Command]:
         script("write_gguf", inputs.smollm2, path, "--type", kind, "--split", "smollm") for kind, path in files.items()
     ]
     few = ["--few", "transformers *", "* float32 *", "*-ACCURACY *", "--threads", "1", "2"]
-    heads = [
-        "--drafters",
-        "auto",
-        "eagle3",
-        "--skip",
-        "foredraft [!i]* eagle3*",
-        "foredraft int8 eagle3*",
-    ]  # the default
+    # the head alone beside int4, where it is not the default
+    heads = ["--drafters", "auto", "eagle3", "--skip", "foredraft [!i]* eagle3*", "foredraft int8 eagle3*"]
     return [*written, script("engines", *words, "--gguf", *files.values(), *few, *heads)]
 
 

@@ -64,13 +64,12 @@ class Throughput(Policy):
         cuts = cheap and not learning  # what does not pay is dropped after it was drafted
         recent = tuple([self._recent.get(row, 0.5) for row in view.rows])
         worth = Worth(model.weights, self._prior, recent, prices if cuts else {})
-        length, nodes, price = self._needs.longest, 0, LevelPrice(rate * pace.level.value)
+        length, nodes, level = self._needs.longest, 0, rate * pace.level.value
         if not cuts:
-            size = max(self.SHOWN // active, 1) if learning else self._size(pace, prices, active, by_nodes, price.level)
+            size = max(self.SHOWN // active, 1) if learning else self._size(pace, prices, active, by_nodes, level)
             length, nodes = (length, size) if by_nodes else (min(size, length), 0)
-        if cuts:  # another level is of use with another node
-            price = price._replace(node=rate * pace.forward.node)
-        price = FREE if learning else self._in_parents(price, pace, active)
+        node = rate * pace.forward.node if cuts else 0.0  # another level is of use with another node
+        price = FREE if learning else self._in_parents(LevelPrice(level, node), pace, active)
         lengths = tuple([min(length, limit) for limit in limits])
         return Plan(lengths, 0.0, nodes, price, worth)
 
