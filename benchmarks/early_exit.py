@@ -3,8 +3,10 @@
     foredraft train early_exit --model MODEL --data build/answers --out build/exit --lr 3e-4 --recipe share=0.25
     python benchmarks/early_exit.py --model MODEL --trained build/exit/model --prompts mt_bench.jsonl gsm8k.jsonl
 
-Acceptance: chains of each length from exits after a quarter and after half of the layers. Quality: the perplexity of
-the reference answers in the prompt files, how often the likeliest next token there is the original's, and, where a
+Acceptance: chains of each length from exits after a quarter and after half of the layers; with `--skips FILE` (of
+`foredraft skip`), also those of the original without these layers. On a CPU, `--weights int8` is many times faster than
+float32. Quality, in float32: the perplexity of the reference answers in the prompt files and of `--answers` (of
+`foredraft answers`, not of the training), how often the likeliest next token there is the original's, and, where a
 reference ends with "#### NUMBER" (GSM8K), how many greedy answers end with that number. `--parts` runs some of this, so
 that several processes can share it; what the results have already is not run again.
 """
@@ -22,43 +24,45 @@ from typing import Any
 
 import torch
 from origin import provenance
-from reading import acceptance_interval, markdown_table, per_forward, read
+from reading import acceptance_interval, markdown_table, per_forward, read, with_interval
 from seeded_texts import tokenized
 
 import foredraft
+from foredraft.drafters.layer_skip.config import read_skip_config
 from foredraft.files.provenance import shortened
 from foredraft.model.partial.skipping import layers_of
 
 RESULTS = Path(__file__).resolve().parent / "results" / "early_exit.jsonl"
-MODELS = ("original", "trained")
+MODELS, SKIPPING = ("original", "trained"), "layer_skip"
+FLOAT = "float32"
 TITLES = {"mt_bench": "MT-bench", "gsm8k": "GSM8K", "humaneval": "HumanEval", "alpaca": "Alpaca", "sum": "CNN/DM"}
 CHAIN = "num_assistant_tokens_schedule=constant,assistant_confidence_threshold=0"
+SHOWN = {"original": "original", "trained": "trained", SKIPPING: "original, no exit"}
 _BATCH, _LONGEST = 8, 512  # reference answers in a forward, and the most tokens of each with its prompt
 
 
 def arms(model: str, args: argparse.Namespace, done: set[str]) -> Iterator[dict[str, Any]]:
     """The chains of one of the two models, all prompts at once, and how many texts are plain decoding's."""
-    path = args.model if model == "original" else args.trained
+    path = args.trained if model == "trained" else args.model
     rows = {"max_batch_size": len(args.prompts) * args.count, "kv_cache_memory_bytes": args.kv_cache_memory_bytes}
-    with foredraft.load(path, "none", dtype="float32", device=args.device, **rows) as plain:
-        prompts, layers = tokenized(plain, args.prompts, args.count), plain.engine.target.layers
+    stored = {"dtype": FLOAT} if args.weights == FLOAT else {"weights": args.weights}
+    with foredraft.load(path, "none", device=args.device, **stored, **rows) as plain:
+        prompts, found = tokenized(plain, args.prompts, args.count), list(drafts(model, args, plain.engine.target))
         flat = [prompt for own in prompts.values() for prompt in own]
         for temperature in args.temperatures:
             limits, expected = {"max_new_tokens": args.new_tokens, "temperature": temperature, "seed": 1}, None
-            for exit in args.exits or (layers // 4, layers // 2):
+            for exit, start, cost in found:
                 for chain in args.chains:
                     facts = {"model": model, "exit": exit, "chain": chain, "temperature": temperature}
                     name = ", ".join(f"{key} {value}" for key, value in facts.items())
                     if name in done:
                         continue
                     expected = expected or plain.generate(flat, **limits)
-                    spec = f"early_exit,assistant_early_exit={exit},num_assistant_tokens={chain},{CHAIN}"
-                    with foredraft.load(plain, spec, **rows) as generator:
+                    with foredraft.load(plain, f"{start},num_assistant_tokens={chain},{CHAIN}", **rows) as generator:
                         begin = time.perf_counter()
                         results = generator.generate(flat, **limits)
                         seconds = time.perf_counter() - begin
                     same = sum(a.tokens == b.tokens for a, b in zip(results, expected, strict=True))
-                    cost = round(layers_of(plain.engine.target).first(exit).cost, 4)
                     ordered, tasks = iter(results), {}
                     for task, own in prompts.items():
                         stats = [next(ordered).stats for _ in own]
@@ -75,55 +79,81 @@ def arms(model: str, args: argparse.Namespace, done: set[str]) -> Iterator[dict[
                     }
 
 
+def drafts(model: str, args: argparse.Namespace, target: Any) -> Iterator[tuple[int | str, str, float]]:
+    """What drafts: the number of first layers or what is skipped, how the spec begins, and the share of the weights."""
+    layers = layers_of(target)
+    if model == SKIPPING:
+        skips = read_skip_config(args.skips)
+        kept = len(layers) - len(skips.attention), len(layers) - len(skips.mlp)
+        cost = layers.without(skips.attention, skips.mlp).cost
+        yield f"{kept[0]} attentions and {kept[1]} MLPs", f"layer_skip:{args.skips}", round(cost, 4)
+        return
+    for exit in args.exits or (len(layers) // 4, len(layers) // 2):
+        yield exit, f"early_exit,assistant_early_exit={exit}", round(layers.first(exit).cost, 4)
+
+
 def quality(args: argparse.Namespace, done: set[str]) -> Iterator[dict[str, Any]]:
-    """Both models on the reference answers of each prompt file that has some."""
-    rows = {"max_batch_size": args.count, "kv_cache_memory_bytes": args.kv_cache_memory_bytes}
-    given = {"dtype": "float32", "device": args.device, **rows}
+    """Both models on the reference answers of each prompt file that has some, and on given answers."""
+    rows = {"max_batch_size": args.answer_count, "kv_cache_memory_bytes": args.kv_cache_memory_bytes}
+    given = {"dtype": FLOAT, "device": args.device, **rows}
     with (
         foredraft.load(args.model, "none", **given) as original,
         foredraft.load(args.trained, "none", **given) as trained,
     ):
+        for file in args.answers:
+            if f"quality {file.stem}" not in done:
+                lines = [
+                    json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()[: args.answer_count]
+                ]
+                cut = [(line["ids"], line["prompt_length"]) for line in lines]
+                texts = [(ids, [0] * begin + [1] * (len(ids) - begin)) for ids, begin in cut]
+                yield scored(file.stem, [original, trained], texts)
         for file in args.prompts:
             task = file.parent.name if file.stem == "question" else file.stem
-            lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()[: args.count]]
+            lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()[: args.answer_count]]
             lines = [line for line in lines if line.get("reference")]
             if not lines or f"quality {task}" in done:
                 continue
             turns = [each["turns"][0] for each in lines]
             references = [re.sub(r"<<.*?>>", "", each["reference"][0]) for each in lines]
-            line: dict[str, Any] = {"kind": "quality", "name": f"quality {task}", "task": task, "answers": len(lines)}
-            line |= scores([original, trained], list(zip(turns, references, strict=True)))
+            chats = [
+                [{"role": "user", "content": turn}, {"role": "assistant", "content": answer}]
+                for turn, answer in zip(turns, references, strict=True)
+            ]
+            line = scored(task, [original, trained], [original.tokenizer.encode_turns(chat) for chat in chats])
             wanted = [found[1] if (found := re.search(r"#### *(\S+)", each)) else None for each in references]
             if all(wanted):
                 for name, generator in zip(MODELS, (original, trained), strict=True):
-                    chats = [[{"role": "user", "content": turn}] for turn in turns]
-                    results = generator.generate(chats, max_new_tokens=args.answer_tokens)
+                    results = generator.generate([chat[:1] for chat in chats], max_new_tokens=args.answer_tokens)
                     ends = [last_number(result.text) for result in results]
                     line[f"right_{name}"] = sum(a == number(b) for a, b in zip(ends, wanted, strict=True))
             yield line
 
 
 @torch.inference_mode()
-def scores(generators: Sequence[Any], chats: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    """Perplexities of the answers in these chats by each model, and the share of equal likeliest tokens."""
-    tokenizer, device = generators[0].tokenizer, generators[0].engine.target.device
-    losses, equal, count = [0.0] * len(generators), 0, 0
-    for begin in range(0, len(chats), _BATCH):
-        some = [
-            tokenizer.encode_turns([{"role": "user", "content": turn}, {"role": "assistant", "content": answer}])
-            for turn, answer in chats[begin : begin + _BATCH]
-        ]
+def scored(task: str, generators: Sequence[Any], texts: Sequence[tuple[list[int], list[int]]]) -> dict[str, Any]:
+    """A line of quality: of each text the tokens that count, their negative log-likelihood by each model, and at how
+    many of them both have the same likeliest token.
+
+    Args:
+        texts: ids of each and which of them count.
+    """
+    device = generators[0].engine.target.device
+    line: dict[str, Any] = {"kind": "quality", "name": f"quality {task}", "task": task, "answers": len(texts)}
+    line |= {"tokens": [], "equal": [], **{f"loss_{name}": [] for name in MODELS}}
+    for begin in range(0, len(texts), _BATCH):
+        some = texts[begin : begin + _BATCH]
         length = min(_LONGEST, max(len(ids) for ids, _ in some))
         padded = [[(row + [0] * length)[:length] for row in rows] for rows in zip(*some, strict=True)]
         tokens, counts = (torch.tensor(rows, device=device) for rows in padded)
-        asked = counts[:, 1:].bool()
-        laws = [each.engine.target.stock_logits(tokens)[:, :-1][asked].float().log_softmax(-1) for each in generators]
-        for place, law in enumerate(laws):
-            losses[place] -= float(law.gather(-1, tokens[:, 1:][asked][:, None]).sum())
-        equal += int((laws[0].argmax(-1) == laws[-1].argmax(-1)).sum())
-        count += int(asked.sum())
-    perplexities = {f"perplexity_{name}": math.exp(loss / count) for name, loss in zip(MODELS, losses, strict=True)}
-    return {"tokens": count, **perplexities, "equal": equal}
+        logits = [each.engine.target.stock_logits(tokens)[:, :-1] for each in generators]
+        for row, asked in enumerate(counts[:, 1:].bool()):
+            laws = [each[row][asked].float().log_softmax(-1) for each in logits]
+            for name, law in zip(MODELS, laws, strict=True):
+                line[f"loss_{name}"].append(round(-float(law.gather(-1, tokens[row, 1:][asked][:, None]).sum()), 4))
+            line["tokens"].append(int(asked.sum()))
+            line["equal"].append(int((laws[0].argmax(-1) == laws[-1].argmax(-1)).sum()))
+    return line
 
 
 def number(text: str) -> float | None:
@@ -159,42 +189,60 @@ def table(path: Path = RESULTS) -> str:
     if not path.exists():
         return ""
     kinds = read(path)
-    origin, order = kinds["provenance"][0], {name: place for place, name in enumerate(MODELS)}
+    origin = kinds["provenance"][0]
     tasks = list(kinds["arm"][0]["tasks"])
     rows = []
-    for arm in sorted(kinds["arm"], key=lambda a: (a["temperature"], a["exit"], a["chain"], order[a["model"]])):
-        length = per_forward((sum(own["tokens"]), sum(own["forwards"])) for own in arm["tasks"].values())
+    for arm in sorted(kinds["arm"], key=_place):
+        every = [pair for own in arm["tasks"].values() for pair in zip(own["tokens"], own["forwards"], strict=True)]
+        most = per_forward(every) / (1 + arm["chain"] * arm["cost"])
         law = "greedy" if not arm["temperature"] else f"T={arm['temperature']:g}"
-        draft = [f"{arm['exit']} of {origin['layers']}", str(arm["chain"]), law, arm["model"]]
+        drafts = f"{arm['exit']} of {origin['layers']}{' layers' if arm['model'] == SKIPPING else ''}"
+        draft = [drafts, f"{arm['cost']:.2f}", str(arm["chain"]), law, SHOWN[arm["model"]]]
         cells = [acceptance_interval(arm["tasks"][task]) for task in tasks]
-        rows.append([*draft, *cells, f"{length / (1 + arm['chain'] * arm['cost']):.2f}"])
+        rows.append([*draft, with_interval(every, per_forward, 1000), *cells, f"{most:.2f}"])
     titles = [TITLES.get(task, task) for task in tasks]
-    head = ["layers that draft", "chain", "temperature", "model", *titles, "most speed-up"]
+    head = ["layers that draft", "weights read", "chain", "temperature", "model", "all tasks", *titles, "most speed-up"]
     lines = ["Tokens per forward of the target, before and after `train early_exit`:", ""]
-    lines += [*markdown_table(head, rows, words=(0, 2, 3)), "", *_quality(kinds.get("quality", []))]
+    lines += [*markdown_table(head, rows, words=(0, 3, 4)), "", *_quality(kinds.get("quality", []))]
     made = origin["training"]
     same, prompts = (sum(arm[key] for arm in kinds["arm"]) for key in ("same", "prompts"))
     lines.append(
-        f"{origin['target']}; `{made['command']}`: {made['tokens'] / 1e6:.1f}M tokens in {made['seconds']:.0f} seconds "
+        f"{origin['target']}; `{made['command']}`: {made['tokens'] / 1e6:.2f}M tokens in {made['seconds']:.0f} seconds "
         f"on {made['device']}. Chains of fixed length, {origin['count']} prompts of a task, {origin['new_tokens']} new "
-        "tokens, with 95 % intervals over prompts; most speed-up: tokens per forward, divided by the weights that a "
-        "step reads, in forwards. Texts that equal plain decoding's of the same model, by the same seed: "
-        f"{same} of {prompts}. float32 on {origin['target_device']}, commit {origin['commit'][:9]}, {origin['date']}. "
-        "Made by `benchmarks/early_exit.py`."
+        "tokens, with 95 % intervals over prompts; weights read: by a forward of the draft, as a share of the target's;"
+        " most speed-up: tokens per forward, divided by the weights that a step reads, in forwards. Texts "
+        f"that equal plain decoding's of the same model, by the same seed: {same} of {prompts}. "
+        f"{origin.get('weights', FLOAT)} on {origin['target_device']}, commit {origin['commit'][:9]}, "
+        f"{origin['date']}. Made by `benchmarks/early_exit.py`."
     )
     return "\n".join(lines)
+
+
+def _place(arm: dict[str, Any]) -> tuple[Any, ...]:
+    """The order of rows: what needs no training last."""
+    skipping = arm["model"] == SKIPPING
+    return arm["temperature"], skipping, 0 if skipping else arm["exit"], arm["chain"], arm["model"]
 
 
 def _quality(lines: Sequence[dict[str, Any]]) -> list[str]:
     rows = []
     for each in lines:
         right = [f"{each[f'right_{name}']} of {each['answers']}" if f"right_{name}" in each else "" for name in MODELS]
-        both = [f"{each[f'perplexity_{name}']:.2f}" for name in MODELS]
+        both = [
+            with_interval(list(zip(each[f"loss_{name}"], each["tokens"], strict=True)), _perplexity, 1000)
+            for name in MODELS
+        ]
+        total = sum(each["tokens"])
         task = TITLES.get(each["task"], each["task"])
-        rows.append([task, str(each["tokens"]), *both, f"{each['equal'] / each['tokens']:.3f}", *right])
-    head = ["reference answers of", "tokens", "perplexity: original", "trained", "same likeliest token"]
+        rows.append([task, str(each["answers"]), str(total), *both, f"{sum(each['equal']) / total:.3f}", *right])
+    head = ["answers of", "answers", "tokens", "perplexity: original", "trained", "same likeliest token"]
     head += ["right numbers: original", "trained"]
     return ["Quality of the trained model beside the original's:", "", *markdown_table(head, rows), ""] if rows else []
+
+
+def _perplexity(answers: Sequence[tuple[float, int]]) -> float:
+    losses, tokens = map(sum, zip(*answers, strict=True))
+    return math.exp(losses / tokens)
 
 
 def append(out: Path, line: dict[str, Any], first: dict[str, Any]) -> None:
@@ -216,19 +264,26 @@ def main() -> None:
     parser.add_argument("--exits", type=int, nargs="+", help="layers; by default a quarter and half of the model's")
     parser.add_argument("--chains", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
-    parser.add_argument("--parts", nargs="+", choices=[*MODELS, "quality"], default=[*MODELS, "quality"])
+    parser.add_argument("--skips", help="file of foredraft skip for the original")
+    parser.add_argument("--weights", default=FLOAT, help="int8 or int4: chains run on the native engine, quantised")
+    parser.add_argument("--answers", type=Path, nargs="+", default=[], help="held-out answers of the original")
+    parser.add_argument("--answer-count", type=int, help="of each file; by default as many as prompts")
+    parts = [*MODELS, SKIPPING, "quality"]
+    parser.add_argument("--parts", nargs="+", choices=parts, help="by default all")
     parser.add_argument("--device", help="such as cuda; by default a GPU if there is one")
     parser.add_argument("--kv-cache-memory-bytes", type=int)
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
+    args.answer_count = args.answer_count or args.count
     device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     facts = {"target": Path(args.model).name, "count": args.count, "new_tokens": args.new_tokens}
+    facts["weights"] = args.weights
     first = provenance(" ".join(["python", *map(shortened, sys.argv)]), **facts, training=training(Path(args.trained)))
     first["layers"] = json.loads((Path(args.trained) / "config.json").read_text(encoding="utf-8"))["num_hidden_layers"]
     first["target_device"] = torch.cuda.get_device_name() if device.type == "cuda" else first["device"]
     lines = args.out.read_text(encoding="utf-8").splitlines() if args.out.exists() else []
     done = {json.loads(line).get("name") for line in lines}
-    for part in args.parts:
+    for part in args.parts or [part for part in parts if part != SKIPPING or args.skips]:
         for line in quality(args, done) if part == "quality" else arms(part, args, done):
             append(args.out, line, first)
             print(line["name"], flush=True)

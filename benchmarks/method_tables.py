@@ -11,12 +11,16 @@ import heads_summary
 import layer_search
 import lossy
 import online as online_stream
-import pairs
+import pairs as model_pairs
+import real_model
 import retrieval
 import retrieval_tables
 import shared_noise
 from origin import origin_line
-from reading import markdown_table, quartiles, read
+from reading import interval, markdown_table, quartiles, read, with_interval
+
+from foredraft.bench.measure.records import read_runs
+from foredraft.bench.measure.summary import grouped, pairs, ratios
 
 RESULTS = Path(__file__).resolve().parent / "results"
 MIB = 2**20
@@ -91,16 +95,51 @@ def online() -> str:
     return "\n".join([*online_stream.summary(kinds), "", made(kinds["provenance"][0])])
 
 
+def speeds(page: str, path: Path = RESULTS / "methods.jsonl") -> str:
+    """Speed-up and acceptance of a method at fixed sizes on real models, where no other table has them; its arms have
+    names that begin with that of the page. Empty without such arms."""
+    if not path.exists():
+        return ""
+    file, parts = read_runs(path), []
+    every = [pair for own in pairs(file, "none").values() for pair in own if pair.run.arm.split()[0] == page]
+    for model, found in grouped(every, lambda pair: pair.run.model).items():
+        rows = []
+        for arm, own in grouped(found, lambda pair: pair.run.arm).items():
+            low, high = interval(ratios(own), statistics.median, 1000)
+            speed = f"{statistics.median(ratios(own)):.2f} ({low:.2f} to {high:.2f})"
+            rows.append(
+                [arm.removeprefix(f"{page} "), speed, with_interval([run for run, _ in own], real_model.length, 1000)]
+            )
+        origin = [each for each in file.provenance if each["settings"]["model"] == model][-1]
+        settings, count = origin["settings"], len(found) // len(rows)
+        same = sum(run.outputs[0].digest == plain.outputs[0].digest for run, plain in found)
+        parts += [
+            *markdown_table([f"{page} on {model}", "speed-up over plain decoding", "tokens per forward"], rows),
+            "",
+            f"Medians over {count} prompts and turns, greedy, {settings['max_new_tokens']} new tokens, one request "
+            f"at a time, with 95 % intervals. Texts equal to plain decoding's: {same} of {len(found)}. "
+            f"{origin_line(origin, settings['weights'] or settings['dtype'] or 'float32')}. Made by `foredraft bench`; "
+            "every run is in [methods.jsonl](../../benchmarks/results/methods.jsonl).",
+            "",
+        ]
+    return "\n".join(parts).rstrip("\n")
+
+
+def _with_speeds(page: str, table: Callable[[], str]) -> Callable[[], str]:
+    return lambda: "\n\n".join(part for part in (table(), speeds(page)) if part)
+
+
 TABLES: dict[str, Callable[[], str]] = {
-    "early_exit": early_exit.table,
-    "layer_skip": layer_search.table,
+    "early_exit": _with_speeds("early_exit", early_exit.table),
+    "layer_skip": _with_speeds("layer_skip", layer_search.table),
     "triforce": triforce,
     "pruned_drafts": depth,
     "online": online,
     "specinfer": drafts_tables.specinfer,
-    "glide": heads_summary.glide,
+    "glide": _with_speeds("glide", heads_summary.glide),
+    "cape": functools.partial(speeds, "cape"),
     "cascade": drafts_tables.cascades,
-    "universal": pairs.table,
+    "universal": model_pairs.table,
     "shared_noise": shared_noise.table,
     **{name: functools.partial(lossy.table, name) for name in lossy.RULES},
 }

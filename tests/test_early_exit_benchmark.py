@@ -1,0 +1,81 @@
+"""benchmarks/early_exit.py on a few tokens: chains of both models and without layers, quality, going on, the table."""
+
+import importlib
+import json
+import math
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import foredraft
+from foredraft.drafters.layer_skip.config import SkipConfig, write_skip_config
+from foredraft.model.loading.bundled import resolve
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+
+
+@pytest.fixture
+def tool(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return importlib.import_module("early_exit")
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> list[str]:
+    """A command in which the trained model is the original."""
+    sums, held, skips = tmp_path / "sums.jsonl", tmp_path / "held.jsonl", tmp_path / "skips.json"
+    rows = [{"turns": [f"What is {n} + 3?"], "reference": [f"so <<{n}+3>>\n#### {n + 3}"]} for n in (2, 7)]
+    sums.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    held.write_text(json.dumps({"ids": [5, 9, 2, 7, 7], "prompt_length": 3}) + "\n", encoding="utf-8")
+    write_skip_config(skips, SkipConfig("sample", 8, (5, 6), (5, 6, 7)))
+    trained = tmp_path / "run" / "model"
+    trained.mkdir(parents=True)
+    for file in Path(resolve("sample")).iterdir():
+        if file.is_file():
+            (trained / file.name).symlink_to(file)
+    (trained / "provenance.json").unlink(missing_ok=True)
+    notes = {"command": "foredraft train early_exit", "device": "a processor", "commit": "0", "validation": {}}
+    (trained / "provenance.json").write_text(json.dumps(notes), encoding="utf-8")
+    line = {"step": 1, "tokens": 20_000, "seconds": 3.0}
+    (trained.parent / "log.jsonl").write_text(json.dumps(line) + "\n", encoding="utf-8")
+    found = ["--model", "sample", "--trained", trained, "--prompts", sums, "--skips", skips, "--answers", held]
+    found += ["--count", 2, "--new-tokens", 6, "--answer-tokens", 4, "--exits", 3, "--chains", 2, "--temperatures", 0]
+    return [*map(str, found), "--device", "cpu", "--out", str(tmp_path / "out.jsonl")]
+
+
+def test_a_model_beside_itself(tool: ModuleType, words: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(sys, "argv", ["early_exit.py", *words])
+    tool.main()
+    out = tmp_path / "out.jsonl"
+    kinds: dict[str, list[dict[str, Any]]] = tool.read(out)
+    original, trained, skipping = kinds["arm"]
+    assert [arm["model"] for arm in kinds["arm"]] == ["original", "trained", "layer_skip"]
+    assert original["tasks"] == trained["tasks"] and all(arm["same"] == 2 for arm in kinds["arm"])
+    assert sum(original["tasks"]["sums"]["forwards"]) < sum(original["tasks"]["sums"]["tokens"]) == 12
+    assert skipping["exit"] == "6 attentions and 5 MLPs" and original["cost"] < skipping["cost"] < 1
+    held, sums = kinds["quality"]
+    assert held["loss_original"] == held["loss_trained"] and held["equal"] == held["tokens"] == [2]
+    assert sums["right_original"] == sums["right_trained"] and len(sums["tokens"]) == 2
+    with foredraft.load("sample", "none", dtype="float32") as plain:
+        scores = plain.score([5, 9, 2, 7, 7])[3:]
+    assert held["loss_original"] == [pytest.approx(-sum(each.logprob for each in scores), abs=1e-3)]
+    text, before = tool.table(out), out.read_text()
+    assert f"| {math.exp(held['loss_original'][0] / 2):.2f} (" in text and "| 1.000 |" in text
+    assert "| 6 attentions and 5 MLPs of 8 layers |" in text and "0.02M tokens in 3 seconds" in text
+    tool.main()
+    assert out.read_text() == before, "what is there is not made again"
+
+
+def test_chains_run_on_the_native_engine(
+    tool: ModuleType, words: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setattr(
+        sys, "argv", ["early_exit.py", *words, "--weights", "int8", "--parts", "original", "layer_skip"]
+    )
+    tool.main()
+    kinds = tool.read(tmp_path / "out.jsonl")
+    assert [arm["same"] for arm in kinds["arm"]] == [2, 2] and kinds["provenance"][0]["weights"] == "int8"
+    assert "int8 on" in tool.table(tmp_path / "out.jsonl")

@@ -1,0 +1,47 @@
+"""benchmarks/method_tables.py: speeds of methods from run files."""
+
+import importlib
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from foredraft.bench.measure.records import OutputRecord, Run
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+
+
+@pytest.fixture
+def tables(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return importlib.import_module("method_tables")
+
+
+def provenance(model: str, weights: str | None) -> dict[str, Any]:
+    origin = {"kind": "provenance", "commit": "0" * 40, "device": "a processor", "threads": 2, "torch": "2"}
+    origin |= {"transformers": "5", "time": "2026-01-01"}
+    return origin | {"settings": {"model": model, "weights": weights, "dtype": None, "max_new_tokens": 64}}
+
+
+def run(arm: str, prompt: str, seconds: float, forwards: int, digest: str = "a") -> dict[str, Any]:
+    outputs = (OutputRecord(prompt, 9, 60, digest),)
+    facts: dict[str, Any] = {"tokens": 60, "decoded": 60, "forwards": forwards, "seconds": seconds}
+    return Run(arm, "task", (prompt,), outputs=outputs, **facts).line()
+
+
+def test_speeds_are_those_of_the_pages_own_arms_beside_plain_decoding_of_the_same_model(
+    tables: ModuleType, tmp_path: Path
+):
+    lines = [provenance("one", "int4")]
+    for prompt, seconds in (("a", 2.0), ("b", 2.5), ("c", 4.0)):
+        lines += [run("none", prompt, 4.0, 60), run("cape 4", prompt, seconds, 30), run("glide 4", prompt, 1.0, 20)]
+    lines += [provenance("two", None), run("none", "a", 1.0, 60), run("cape 4", "a", 2.0, 40, "b")]
+    path = tmp_path / "methods.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    one, two = tables.speeds("cape", path).split("| cape on two |")
+    assert "| 4 | 1.60 (1.00 to 2.00) | 2.00 (2.00 to 2.00) |" in one and "3 of 3" in one and "int4" in one
+    assert "| 4 | 0.50 (0.50 to 0.50) | 1.50 (1.50 to 1.50) |" in two and "0 of 1" in two and "float32" in two
+    assert "glide" not in one
+    assert tables.speeds("cap", path) == "" == tables.speeds("cape", tmp_path / "absent.jsonl")
