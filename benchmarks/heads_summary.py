@@ -140,7 +140,7 @@ def real_glide(path: Path = REAL_GLIDE, eagle: Path = ABLATION) -> str:
             f" Other tokens per forward: {first}{count} prompts of a task, {origin['new_tokens']} new tokens, with 95 "
             "% intervals over prompts; chains of five"
             f"{', greedy trees of 24 nodes' if 'tree' in _shapes(heads) else ''}; n-alpha of EAGLE over "
-            f"{other['count']} prompts of a task."
+            f"{other['count']} prompts of a task.{_cape(kinds['head'][-1])}"
         )
     caption = (
         f"SmolLM2-135M-Instruct, one seed, {origin['passes']:g} passes over the same answers for every head; EAGLE-1 "
@@ -181,6 +181,16 @@ def _by_others(heads: Sequence[Run]) -> list[str]:
             cells.append(with_interval(pairs, quotient(per_forward), 1000))
         rows.append([METHODS[head["method"]], _data(head), *cells])
     return markdown_table(["GLIDE's acceptance length by that of", "data", *shapes], rows)
+
+
+def _cape(head: Run) -> str:
+    """A sentence: the acceptance length of CaPE's chains by those of the same head's other shapes."""
+    own, found = list(_prompts(head, "CaPE, T=0, ")), []
+    for shape, prefix in (("chains", _GREEDY), ("trees", "tree, T=0, ")):
+        if others := list(_prompts(head, prefix)):
+            by = with_interval(list(zip(own, others, strict=True)), quotient(per_forward), 1000) if own else ""
+            found.append(f"{shape} {by}")
+    return f" CaPE's acceptance length by that of the same head's {', '.join(found)}." if own else ""
 
 
 def _shapes(heads: Iterable[Run]) -> dict[str, str]:

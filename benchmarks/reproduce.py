@@ -201,7 +201,7 @@ def glide(inputs: Inputs) -> list[Command]:
     results, size = ROOT / "benchmarks" / "results", ["--questions", "size", "--seeds", "0", "--work", STATE / "glide"]
     bundled = ["--sizes", "0.3", "--warm", "--batch", "4", "--new-tokens", "0", "--methods", "eagle", "glide"]
     bundled += ["--out", results / "glide.jsonl"]
-    real = ["--sizes", "0.25", "--count", "16", "--shapes", "chain", "--store", "2", "--methods", "glide"]
+    real = ["--sizes", "0.25", "--count", "16", "--store", "2", "--methods", "glide"]
     real += ["--out", results / "glide_smollm2.jsonl"]
     asked, chats = (questions(inputs, names) for names in (("humaneval", "gsm8k"), ("mt_bench", "gsm8k")))
     return [

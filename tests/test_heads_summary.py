@@ -40,6 +40,7 @@ def test_glide_is_compared_with_heads_of_as_much_data_on_the_same_prompts(summar
     text = summary.real_glide(own, written(tmp_path / "ablation.jsonl", 3, others))
     assert "| EAGLE-1 | 0.25M | 1.50 (1.50 to 1.50) | 1.50 (1.50 to 1.50) | 1.50 (1.50 to 1.50) |" in text
     assert "| GLIDE | 1.00M | 0.50 | 1.50 |" in text and "the first 2 prompts of a task" in text
+    assert "same head's chains 1.00 (1.00 to 1.00), trees 1.00 (1.00 to 1.00)." in text
     assert "| 1M |" not in text
 
 
