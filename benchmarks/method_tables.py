@@ -2,7 +2,7 @@
 
 import functools
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import drafts_tables
@@ -23,6 +23,7 @@ from foredraft.bench.measure.records import read_runs
 from foredraft.bench.measure.summary import grouped, pairs, ratios
 
 RESULTS = Path(__file__).resolve().parent / "results"
+SPEEDS = (RESULTS / "glide_speed.jsonl", RESULTS / "early_exit_speed.jsonl")
 MIB = 2**20
 
 
@@ -95,12 +96,14 @@ def online() -> str:
     return "\n".join([*online_stream.summary(kinds), "", made(kinds["provenance"][0])])
 
 
-def speeds(page: str, path: Path = RESULTS / "methods.jsonl") -> str:
+def speeds(page: str, paths: Iterable[Path] = SPEEDS) -> str:
     """Speed-up and acceptance of a method at fixed sizes on real models, where no other table has them; its arms have
     names that begin with that of the page. Empty without such arms."""
-    if not path.exists():
-        return ""
-    file, parts = read_runs(path), []
+    return "\n\n".join(part for path in paths if path.exists() for part in _speeds(page, path))
+
+
+def _speeds(page: str, path: Path) -> Iterator[str]:
+    file = read_runs(path)
     every = [pair for own in pairs(file, "none").values() for pair in own if pair.run.arm.split()[0] == page]
     for model, found in grouped(every, lambda pair: pair.run.model).items():
         rows = []
@@ -110,19 +113,19 @@ def speeds(page: str, path: Path = RESULTS / "methods.jsonl") -> str:
             rows.append(
                 [arm.removeprefix(f"{page} "), speed, with_interval([run for run, _ in own], real_model.length, 1000)]
             )
+        name = "the trained model" if Path(model).name == "model" else Path(model).name  # train writes RUN/model
         origin = [each for each in file.provenance if each["settings"]["model"] == model][-1]
         settings, count = origin["settings"], len(found) // len(rows)
         same = sum(run.outputs[0].digest == plain.outputs[0].digest for run, plain in found)
-        parts += [
-            *markdown_table([f"{page} on {model}", "speed-up over plain decoding", "tokens per forward"], rows),
+        lines = [
+            *markdown_table([f"{page} on {name}", "speed-up over plain decoding", "tokens per forward"], rows),
             "",
             f"Medians over {count} prompts and turns, greedy, {settings['max_new_tokens']} new tokens, one request "
             f"at a time, with 95 % intervals. Texts equal to plain decoding's: {same} of {len(found)}. "
             f"{origin_line(origin, settings['weights'] or settings['dtype'] or 'float32')}. Made by `foredraft bench`; "
-            "every run is in [methods.jsonl](../../benchmarks/results/methods.jsonl).",
-            "",
+            f"every run is in [{path.name}](../../benchmarks/results/{path.name}).",
         ]
-    return "\n".join(parts).rstrip("\n")
+        yield "\n".join(lines)
 
 
 def _with_speeds(page: str, table: Callable[[], str]) -> Callable[[], str]:

@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 STATE = ROOT / "build" / "reproduce"
 OWN_RESULTS = STATE / "own.jsonl"
 TASKS = ("humaneval", "gsm8k", "mt_bench")
+ALL_TASKS = ("mt_bench", "gsm8k", "humaneval", "alpaca", "sum", "qa")
 Command = list[str]
 
 
@@ -203,12 +204,25 @@ def glide(inputs: Inputs) -> list[Command]:
     bundled += ["--out", results / "glide.jsonl"]
     real = ["--sizes", "0.25", "--count", "16", "--store", "2", "--methods", "glide"]
     real += ["--out", results / "glide_smollm2.jsonl"]
+    head = STATE / "glide" / "size-glide-0.25M-seed0" / "head"
+    arms = {f"glide chain of {n}": f"glide:{head},nodes={n},depth={n},top_k=1" for n in (2, 4)}
+    arms |= {"glide tree of 8": f"glide:{head},nodes=8,depth=4,top_k=4"}
+    arms |= {"cape 4 tokens": f"cape:{head},num_assistant_tokens=4"}
     asked, chats = (questions(inputs, names) for names in (("humaneval", "gsm8k"), ("mt_bench", "gsm8k")))
     return [
         script("ablation", "--model", "sample", "--texts", *texts, "--prompts", *asked, *size, *bundled),
         answers_of(inputs),
         script("ablation", "--model", inputs.smollm2, "--data", STATE / "answers", "--prompts", *chats, *size, *real),
+        speeds("glide", inputs.smollm2, inputs, arms, "--dtype", "float32", count=1),
     ]
+
+
+def speeds(part: str, model: str | Path, inputs: Inputs, arms: dict[str, str], *words: str, count: int) -> Command:
+    """Methods at fixed sizes beside plain decoding, ``count`` prompts of each task."""
+    named = [f"{name}={spec},num_assistant_tokens_schedule=constant" for name, spec in arms.items()]
+    files = [*repeated("-d", ["none", *named]), *repeated("--prompts", questions(inputs, ALL_TASKS))]
+    limits = ["--chat", "--count", str(count), "--max-new-tokens", "64", "--no-texts"]
+    return foredraft("bench", "-m", model, *words, *files, *limits, "--out", f"benchmarks/results/{part}_speed.jsonl")
 
 
 def lossy(inputs: Inputs) -> list[Command]:
@@ -365,7 +379,7 @@ PARTS = {
     "glide": Part(
         "GLIDE after as much training as EAGLE's heads: methods/glide.md",
         15.0,
-        ("glide.jsonl", "glide_smollm2.jsonl"),
+        ("glide.jsonl", "glide_smollm2.jsonl", "glide_speed.jsonl"),
         lambda i: (Path(i.smollm2), i.corpus, i.prompts),
         glide,
     ),

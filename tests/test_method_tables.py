@@ -37,11 +37,11 @@ def test_speeds_are_those_of_the_pages_own_arms_beside_plain_decoding_of_the_sam
     lines = [provenance("one", "int4")]
     for prompt, seconds in (("a", 2.0), ("b", 2.5), ("c", 4.0)):
         lines += [run("none", prompt, 4.0, 60), run("cape 4", prompt, seconds, 30), run("glide 4", prompt, 1.0, 20)]
-    lines += [provenance("two", None), run("none", "a", 1.0, 60), run("cape 4", "a", 2.0, 40, "b")]
-    path = tmp_path / "methods.jsonl"
+    lines += [provenance("build/two", None), run("none", "a", 1.0, 60), run("cape 4", "a", 2.0, 40, "b")]
+    path = tmp_path / "some_speed.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    one, two = tables.speeds("cape", path).split("| cape on two |")
+    one, two = tables.speeds("cape", [path]).split("| cape on two |")
     assert "| 4 | 1.60 (1.00 to 2.00) | 2.00 (2.00 to 2.00) |" in one and "3 of 3" in one and "int4" in one
     assert "| 4 | 0.50 (0.50 to 0.50) | 1.50 (1.50 to 1.50) |" in two and "0 of 1" in two and "float32" in two
     assert "glide" not in one
-    assert tables.speeds("cap", path) == "" == tables.speeds("cape", tmp_path / "absent.jsonl")
+    assert tables.speeds("cap", [path]) == "" == tables.speeds("cape", [tmp_path / "absent.jsonl"])
