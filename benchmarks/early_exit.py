@@ -204,14 +204,21 @@ def table(path: Path = RESULTS) -> str:
     head = ["layers that draft", "weights read", "chain", "temperature", "model", "all tasks", *titles, "most speed-up"]
     lines = ["Tokens per forward of the target, before and after `train early_exit`:", ""]
     lines += [*markdown_table(head, rows, words=(0, 3, 4)), "", *_quality(kinds.get("quality", []))]
-    made = origin["training"]
+    made, skips, search = origin["training"], origin.get("skips"), ""
+    if skips:
+        search = (
+            f"The best layers to skip that `foredraft skip` found: {skips['tokens_a_step']:.2f} tokens per step at "
+            f"draft length {skips['length']}, {skips['cost']:.2f} of the weights a drafted token, so "
+            f"{skips['speed_by_weights']:.2f} of plain decoding's speed by weights read, on {skips['tokens']} tokens of "
+            "the target's answers. "
+        )
     same, prompts = (sum(arm[key] for arm in kinds["arm"]) for key in ("same", "prompts"))
     lines.append(
         f"{origin['target']}; `{made['command']}`: {made['tokens'] / 1e6:.2f}M tokens in {made['seconds']:.0f} seconds "
         f"on {made['device']}. Chains of fixed length, {origin['count']} prompts of a task, {origin['new_tokens']} new "
         "tokens, with 95 % intervals over prompts; weights read: by a forward of the draft, as a share of the target's;"
         " most speed-up: tokens per forward, divided by the weights that a step reads, in forwards. Texts "
-        f"that equal plain decoding's of the same model, by the same seed: {same} of {prompts}. "
+        f"that equal plain decoding's of the same model, by the same seed: {same} of {prompts}. {search}"
         f"{origin.get('weights', FLOAT)} on {origin['target_device']}, commit {origin['commit'][:9]}, "
         f"{origin['date']}. Made by `benchmarks/early_exit.py`."
     )
@@ -278,6 +285,8 @@ def main() -> None:
     device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     facts = {"target": Path(args.model).name, "count": args.count, "new_tokens": args.new_tokens}
     facts["weights"] = args.weights
+    if args.skips:
+        facts["skips"] = read_skip_config(args.skips).facts
     first = provenance(" ".join(["python", *map(shortened, sys.argv)]), **facts, training=training(Path(args.trained)))
     first["layers"] = json.loads((Path(args.trained) / "config.json").read_text(encoding="utf-8"))["num_hidden_layers"]
     first["target_device"] = torch.cuda.get_device_name() if device.type == "cuda" else first["device"]

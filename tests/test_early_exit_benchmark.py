@@ -16,6 +16,8 @@ from foredraft.model.loading.bundled import resolve
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
+FOUND = {"tokens_a_step": 1.5, "length": 1, "cost": 0.7, "speed_by_weights": 0.88, "tokens": 90}
+
 
 @pytest.fixture
 def tool(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
@@ -30,7 +32,7 @@ def words(tmp_path: Path) -> list[str]:
     rows = [{"turns": [f"What is {n} + 3?"], "reference": [f"so <<{n}+3>>\n#### {n + 3}"]} for n in (2, 7)]
     sums.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     held.write_text(json.dumps({"ids": [5, 9, 2, 7, 7], "prompt_length": 3}) + "\n", encoding="utf-8")
-    write_skip_config(skips, SkipConfig("sample", 8, (5, 6), (5, 6, 7)))
+    write_skip_config(skips, SkipConfig("sample", 8, (5, 6), (5, 6, 7), FOUND))
     trained = tmp_path / "run" / "model"
     trained.mkdir(parents=True)
     for file in Path(resolve("sample")).iterdir():
@@ -65,6 +67,7 @@ def test_a_model_beside_itself(tool: ModuleType, words: list[str], monkeypatch: 
     text, before = tool.table(out), out.read_text()
     assert f"| {math.exp(held['loss_original'][0] / 2):.2f} (" in text and "| 1.000 |" in text
     assert "| 6 attentions and 5 MLPs of 8 layers |" in text and "0.02M tokens in 3 seconds" in text
+    assert "that `foredraft skip` found: 1.50 tokens per step" in text and "so 0.88 of plain" in text
     tool.main()
     assert out.read_text() == before, "what is there is not made again"
 
