@@ -209,7 +209,7 @@ def table(path: Path = RESULTS) -> str:
         search = (
             f"The best layers to skip that `foredraft skip` found: {skips['tokens_a_step']:.2f} tokens per step at "
             f"draft length {skips['length']}, {skips['cost']:.2f} of the weights a drafted token, so "
-            f"{skips['speed_by_weights']:.2f} of plain decoding's speed by weights read, on {skips['tokens']} tokens of "
+            f"{skips['speed_by_weights']:.2f} of plain decoding's speed by weights, on {skips['tokens']} tokens of "
             "the target's answers. "
         )
     same, prompts = (sum(arm[key] for arm in kinds["arm"]) for key in ("same", "prompts"))
