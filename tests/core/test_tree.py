@@ -1,14 +1,17 @@
 """Trees of tokens against slow, plain readings of what they mean."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
+from foredraft.core.transfer import to_device
 from foredraft.core.tree import PAD, ROOT, TokenTree, merge_paths
 from foredraft.drafters.common.templates import Template
 from foredraft.drafters.common.tree_builder import Level
+from foredraft.model.kv.masks import Layout, address
 
 
 def test_chain() -> None:
@@ -149,3 +152,40 @@ def test_merged_paths_are_a_trie(case: tuple[list[list[list[int]]], list[list[in
             parents[node] = nodes[prefix[:-1]] if prefix else ROOT
             assert tree.tokens[b, node] == (prefix[-1] if prefix else roots[b])
         assert tree.parents[b].tolist() == parents
+
+
+@pytest.mark.parametrize(
+    "values", [[], [3], (1, 2), range(4), [[1, 2], [3, 4]], [range(2), range(1, 3)], [[], []], [(True, 7)]]
+)
+def test_numbers_on_the_host_are_those_of_torch(values: Any) -> None:
+    expected = torch.tensor([list(row) if not isinstance(row, int) else row for row in values], dtype=torch.long)
+    found = to_device(values, torch.device("cpu"))
+    assert found.dtype == torch.long and found.shape == expected.shape and torch.equal(found, expected)
+
+
+def test_chains_are_known_by_their_parents() -> None:
+    """A tree with one child below each node, with padding at the ends of rows; not one with siblings in any row."""
+    chain, fork = [-1, 0, 1, PAD], [-1, 0, 0, PAD]
+    for parents, linear in (([chain], True), ([chain, [-1, 0, 1, 2]], True), ([fork], False), ([chain, fork], False)):
+        tree = TokenTree.on_host([[5] * 4] * len(parents), parents, depth=3)
+        assert tree.as_chain().linear == linear and not tree.linear
+        assert tree.used == (4 if [-1, 0, 1, 2] in parents else 3)
+        assert tree.as_chain().parents.tolist() == tree.lists[1] == parents
+
+
+@given(parent_lists(), st.sampled_from([None, 3]))
+@settings(max_examples=50, deadline=None)
+def test_trees_read_on_the_host_have_the_same_addresses(parents: list[int], window: int | None) -> None:
+    """Also chains, and forwards that begin behind the root."""
+    layout, bases = Layout({"full": None, "windowed": window or 2}, by_type=True), torch.tensor([7, 30])
+    for linear in {False, parents == [*range(-1, len(parents) - 1)]}:
+        tree = TokenTree(torch.zeros(2, len(parents)).long(), torch.tensor([parents] * 2), len(parents) - 1, linear)
+        read = replace(tree)
+        read.read()
+        for start in {0, len(parents) // 2}:
+            steps = [address(each, bases, (0, 1), 99, layout, max_position=80, start=start) for each in (tree, read)]
+            for one, other in ((getattr(each, name) for each in steps) for name in ("tokens", "positions", "slots")):
+                assert torch.equal(one, other)
+            for kind in layout.kinds:
+                one, other = (each.visible[kind].mask(128, torch.float32) for each in steps)
+                assert torch.equal(one, other)

@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from foredraft.core.law import Law as Law
+from foredraft.core.transfer import on_host
 from foredraft.core.tree import TokenTree
 
 
@@ -51,13 +52,30 @@ class Target:
 class Verdict:
     """The accepted path and the bonus token that the target emits after it.
 
-    ``path`` has tree.depth + 1 columns: the accepted nodes, starting with the root (node 0), padded with -1.
+    ``path`` has tree.depth + 1 columns: the accepted nodes, starting with the root (node 0), padded with -1. Where the
+    host has the verdict, it may be given as lists, and tensors are made when they are asked for.
     ``in_order``: whether the path of every row is known to be nodes 0, 1, 2, ...
     """
 
-    path: Int[Tensor, "B D"]
-    bonus: Int[Tensor, "B"]
+    _path: Int[Tensor, "B D"] | list[list[int]]
+    _bonus: Int[Tensor, "B"] | list[int]
     in_order: bool = False
+
+    @property
+    def path(self) -> Int[Tensor, "B D"]:
+        """The accepted nodes of each row."""
+        return self._path if isinstance(self._path, Tensor) else on_host(self._path)
+
+    @property
+    def bonus(self) -> Int[Tensor, "B"]:
+        """The token after each path."""
+        return self._bonus if isinstance(self._bonus, Tensor) else on_host(self._bonus)
+
+    @property
+    def paths(self) -> list[list[int]]:
+        """The accepted nodes of each row, root included, on the host; reading them from a device waits for it."""
+        rows = self._path.tolist() if isinstance(self._path, Tensor) else self._path
+        return [[node for node in row if node >= 0] for row in rows]
 
     def accepted(self) -> Int[Tensor, "B"]:
         """Accepted drafted tokens of each row (bonus and root not counted)."""

@@ -15,7 +15,8 @@ from foredraft.core.errors import DrafterError, ForedraftError, first_line
 from foredraft.core.rng import Noise
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.sampling.warp import Warp
-from foredraft.core.transfer import to_device
+from foredraft.core.transfer import on_host, to_device
+from foredraft.core.tree import ROOT, TokenTree
 from foredraft.core.worth import Worth
 
 
@@ -172,6 +173,26 @@ class View:
         if self.tips is not None:
             return self.tips.clone()  # the view's change with the next step
         return self.history.gather(1, self.lengths[:, None] - 1).squeeze(1)
+
+    @property
+    def root_slots(self) -> Int[Tensor, "B"]:
+        """The slots of the roots in a cache of committed tokens."""
+        if self.lengths.device.type == "cpu":
+            return on_host([length - 1 for length in self.host_lengths])
+        return self.lengths - 1
+
+    @property
+    def host_roots(self) -> list[int]:
+        """``roots`` on the host; reading them from a device waits for it."""
+        return (self.roots if self.tips is None else self.tips).tolist()
+
+    @property
+    def root_tree(self) -> TokenTree:
+        """The tree of plain decoding: the roots alone."""
+        if self.lengths.device.type != "cpu":
+            return TokenTree.root(self.roots)
+        tokens = [[token] for token in self.host_roots]
+        return TokenTree.on_host(tokens, [[ROOT]] * len(tokens), depth=0, linear=True)
 
     def recordable(self, *, history: bool) -> "View":
         """What recorded segments may read of the view (see ``model.replay``): tensors, and few numbers of the host.

@@ -3,18 +3,19 @@
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
 from foredraft.core.cached import cached
+from foredraft.core.transfer import on_host
 
 ROOT = -1
 PAD = -2
-_BITS = 64
+_FEW = 64
 """Most nodes of a tree whose paths are computed on the host."""
 
 
@@ -56,6 +57,15 @@ class TokenTree:
         tokens = tokens[:, None]
         return cls(tokens, torch.full_like(tokens, ROOT), depth=0, linear=True)
 
+    @classmethod
+    def on_host(
+        cls, tokens: list[list[int]], parents: list[list[int]], depth: int, *, linear: bool = False
+    ) -> "TokenTree":
+        """A tree of these ``lists``, on the host."""
+        tree = cls(on_host(tokens), on_host(parents), depth, linear)
+        tree._cache["lists"] = tokens, parents
+        return tree
+
     @cached
     def lists(self) -> tuple[list[list[int]], list[list[int]]]:
         """Tokens and parents; reading them from a device waits for it."""
@@ -84,18 +94,45 @@ class TokenTree:
         return ancestors > 0.5
 
     def read(self) -> None:
-        """Compute ``on_path`` and ``depths`` from ``lists``, for a tree on the host: a tenth of the operators' time."""
-        if self.linear or self.parents.shape[1] > _BITS:
+        """Compute ``on_path``, ``depths`` and ``host_depths`` without operators, for a small tree on the host: in a
+        tenth of their time."""
+        rows, nodes = self.parents.shape
+        if nodes > _FEW:
             return
-        paths = []
-        for parents in self.lists[1]:
-            paths.append(list[int]())
+        if self.linear:
+            self._cache["host_depths"] = [range(nodes)] * rows
+            return
+        self._cache["host_depths"] = depths = [host_depths(parents) for parents in self.lists[1]]
+        paths = list[bytearray]()
+        for first, parents in zip(count(0, nodes), self.lists[1]):
             for node, parent in enumerate(parents):
-                paths[-1].append(1 << node | (paths[-1][parent] if parent >= 0 else 0))
-        words = np.array(paths, dtype="<u8")[..., None].view(np.uint8)
-        bits = np.unpackbits(words, axis=2, count=len(paths[0]), bitorder="little").view(np.bool_)
-        self._cache["on_path"] = torch.from_numpy(bits)
-        self._cache["depths"] = torch.tensor([[path.bit_count() - 1 for path in row] for row in paths])
+                paths.append(bytearray(nodes) if parent < 0 else paths[first + parent].copy())
+                paths[-1][node] = True
+        on_path = torch.frombuffer(bytearray().join(paths), dtype=torch.bool).view(rows, nodes, nodes)
+        self._cache["on_path"], self._cache["depths"] = on_path, on_host(depths)
+
+    @property
+    def host_depths(self) -> Sequence[Sequence[int]] | None:
+        """``depths`` on the host, if the tree was read there; padding at the end of a chain counts as its nodes."""
+        return self._cache.get("host_depths")
+
+    @property
+    def used(self) -> int:
+        """The number of nodes without padding that all rows have at their ends; read from ``lists``."""
+        count = self.tokens.shape[1]
+        while all(row[count - 1] == PAD for row in self.lists[1]):
+            count -= 1
+        return count
+
+    def as_chain(self) -> "TokenTree":
+        """The tree, ``linear`` if ``lists`` show a chain in each row."""
+        for row in self.lists[1]:
+            for above, parent in enumerate(row, start=-1):
+                if parent != above and parent != PAD:
+                    return self
+        tree = copy(self)
+        object.__setattr__(tree, "linear", True)
+        return tree
 
     @cached
     def depths(self) -> Int[Tensor, "B N"]:

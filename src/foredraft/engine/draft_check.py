@@ -99,13 +99,18 @@ def checked(draft: object, view: View, vocab_size: int, name: str) -> tuple[Draf
 
 
 def _is_sound(draft: Draft, view: View, vocab_size: int) -> bool:
-    """Whether no row has a fault, its padding holds tokens and its nodes keep to ``tree.depth``; reads the values."""
+    """Whether no row of picked tokens has a fault, its padding holds tokens and its nodes keep to ``tree.depth``; reads
+    the values."""
     tree = draft.tree
-    if any(_fault(draft, view, vocab_size, row, root) for row, root in enumerate(view.roots.tolist())):
-        return False
-    tokens, parents = tree.lists
-    in_range = all(0 <= min(row) and max(row) < vocab_size for row in tokens)
-    return in_range and all(max(host_depths(row)) <= tree.depth for row in parents)
+    for root, tokens, parents in zip(view.host_roots, *tree.lists, strict=True):
+        if tokens[0] != root or parents[0] != ROOT or min(tokens) < 0 or max(tokens) >= vocab_size:
+            return False
+        for node, parent in enumerate(parents[1:]):  # the one before
+            if not (parent == node if tree.linear else 0 <= parent <= node) and parent != PAD:
+                return False
+        if len(parents) - 1 > tree.depth and max(host_depths(parents)) > tree.depth:
+            return False
+    return True
 
 
 def _fault(draft: Draft, view: View, vocab_size: int, row: int, root: int) -> str | None:

@@ -6,10 +6,8 @@ it needs no law but scores, so a kernel chooses it (``TargetModel.choose``), and
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -17,6 +15,7 @@ from foredraft.core.draft import Draft, Verdict
 from foredraft.core.drafter import View
 from foredraft.core.rng import Choose, target_bits
 from foredraft.core.sampling.warp import Paths
+from foredraft.core.transfer import on_host
 from foredraft.core.tree import PAD, host_depths
 from foredraft.core.verify import DEFAULT, rule_of
 from foredraft.core.worth import DraftNodes
@@ -39,7 +38,7 @@ class HostOut:
     @property
     def emitted(self) -> Int[Tensor, "B D"]:
         """See ``TailOut``."""
-        return _tensor([_padded(row.emitted, self.width) for row in self.rows])
+        return on_host([_padded(row.emitted, self.width) for row in self.rows])
 
     @property
     def in_order(self) -> bool:
@@ -49,16 +48,12 @@ class HostOut:
     @property
     def verdict(self) -> Verdict:
         """The accepted paths."""
-        path = _tensor([_padded([0, *row.path], self.width) for row in self.rows])
-        return Verdict(path, _tensor([row.emitted[-1] for row in self.rows]), in_order=self.in_order)
+        paths = [_padded([0, *row.path], self.width) for row in self.rows]
+        return Verdict(paths, [row.emitted[-1] for row in self.rows], in_order=self.in_order)
 
 
 def _padded(numbers: list[int], width: int) -> list[int]:
     return (numbers + [-1] * (width - len(numbers)))[:width]
-
-
-def _tensor(numbers: list[Any]) -> Int[Tensor, "..."]:
-    return torch.from_numpy(np.array(numbers, dtype=np.int64))  # less than half of torch.tensor's time
 
 
 def can_walk(view: View, rule: str | None) -> bool:
@@ -78,7 +73,8 @@ def walk(
     tree, noise = draft.tree, view.noise
     tokens, parents = tree.lists
     chances = [None] * len(parents) if draft.scores is None else draft.scores.tolist()
-    given = zip(noise.seeds.tolist(), noise.positions.tolist(), temperatures, strict=True)
+    bits = ([0] * len(parents),) * 2 if view.warp.greedy else (noise.seeds.tolist(), noise.positions.tolist())
+    given = zip(*bits, temperatures, strict=True)
     rows = [
         _row(_Race(choose, scores, row, *each), tokens, DraftNodes(above, chance), linear=tree.linear)
         for row, (each, tokens, above, chance) in enumerate(zip(given, tokens, parents, chances, strict=True))

@@ -187,7 +187,7 @@ class Stepper:
     def _verify(self, inputs: StepInputs, rows: Isolation, drafted: Drafted) -> tuple[StepOut, TailOut | HostOut]:
         """The target's forward and the step's tail."""
         draft, tree, view = drafted.draft, drafted.draft.tree, rows.view
-        bases, nodes = view.lengths - 1, tree.tokens.shape[1]
+        bases, nodes = view.root_slots, tree.tokens.shape[1]
         used_slots = max(view.host_lengths) - 1 + nodes
         self.cache.reserve(view.rows, [length - 1 + nodes for length in view.host_lengths])
         read = None if inputs.matchers is None else HostTree.of(tree)
@@ -255,7 +255,7 @@ class Stepper:
             if plan.worth is not None and plan.worth.prices and draft.law is Law.FIXED:
                 draft = selected(draft, worthwhile(draft, plan.worth))
         else:
-            draft = Draft(TokenTree.root(view.roots), Law.FIXED)
+            draft = Draft(view.root_tree, Law.FIXED)
         draft = self._sized(draft)
         draft = _shaped(draft) if self.replay.records else draft
         rule = self.rule if plan.length and draft.tree.depth else None  # roots and copies are legal for any rule
@@ -272,11 +272,13 @@ class Stepper:
         if draft.tree.tokens.shape[1] == 1:
             return draft
         if draft.tree.tokens.device.type == "cpu":  # reading values does not synchronise here
-            used = max(node for row in draft.tree.lists[1] for node, parent in enumerate(row) if parent != PAD)
-            draft = resized(draft, self._width(used + 1))
-            if draft.q is not None and not draft.tree.linear and not self.replay.records:
-                draft = replace(draft, tree=draft.tree.counted(without=draft.copied))
-            return draft
+            draft = resized(draft, self._width(draft.tree.used))
+            if draft.tree.linear or self.replay.records:
+                return draft
+            if draft.q is not None:
+                return replace(draft, tree=draft.tree.counted(without=draft.copied))
+            chain = draft.tree.as_chain()
+            return replace(draft, tree=chain) if chain.linear else draft
         return resized(draft, round_up(draft.tree.tokens.shape[1])) if self.replay.records else draft
 
 

@@ -53,6 +53,8 @@ class NativeHeadLayers(HeadLayers):
     """
 
     reads_masks = False
+    fused_taps: tuple[int, ...] = ()
+    """The target's layers of which ``draft`` makes the features of new entries; none: they were made before."""
 
     def __init__(self, net: EagleNet | PrefixLayer, parts: NativeParts, *, kv_cache_dtype: str = "float16") -> None:
         layers = _prefix(net) if isinstance(net, PrefixLayer) else _eagle(net, parts)
@@ -69,8 +71,10 @@ class NativeHeadLayers(HeadLayers):
             carried = count + 1 if isinstance(net, Eagle3) and net.config.norm_carried else count
             vocabulary = None if net.vocabulary is None else net.vocabulary.contiguous()
             tokens = parts.vocab_size if vocabulary is None else len(vocabulary)
-            windows = (net.window or 0,)
-            self._trees = TreeDrafter(self.runner, self.model, windows, carried, tokens, vocabulary)
+            windows = c.numbers((net.window or 0,))
+            self.fused_taps = net.taps if not isinstance(net, Eagle3) or net.fuses_linearly else ()
+            fused = _matrix(net.fc).struct() if isinstance(net, Eagle3) and self.fused_taps else None
+            self._trees = TreeDrafter(self.runner, self.model, fused, windows, carried, tokens, vocabulary)
 
     def reserve(self, length: int) -> int:
         """Make tables for positions below ``length``; the number is for recordings, which are not made here."""
@@ -91,16 +95,10 @@ class NativeHeadLayers(HeadLayers):
         del held
         return states
 
-    def draft(
-        self, view: View, cache: SlotCache, features: Float[Tensor, "R S F"], width: int, size: TreeSize
-    ) -> Draft:
-        """A dynamic tree of the head, which first reads the last ``width`` committed entries; see ``TreeDrafter``.
-
-        Args:
-            features: of all rows.
-        """
+    def draft(self, view: View, cache: SlotCache, unread: UnreadStates, size: TreeSize) -> Draft:
+        """A dynamic tree of the head, which first reads the last committed entries; see ``TreeDrafter``."""
         assert self._trees is not None
-        return self._trees.draft(view, cache, UnreadStates(width, 1, features), size)
+        return self._trees.draft(view, cache, unread, size)
 
 
 def head_layers(net: EagleNet | PrefixLayer, parts: object) -> NativeHeadLayers | None:

@@ -383,9 +383,11 @@ typedef struct {
     float scores[ROWS * (1 + TREE)];
 } Drafted;
 
-/* Drafts of ``rows`` rows from number ``first`` on, of several lengths, which first read all of their entries. */
+/* Drafts of ``rows`` rows from number ``first`` on, of several lengths, which first read all of their entries. fresh: has the
+ * states that are made before, or NULL.
+ */
 static void draft(Engine *engine, const Random *made, Cache *cache, int64_t first, int64_t rows, const int64_t *history,
-                  const float *states, const int64_t *ids, Drafted *out, int32_t expected) {
+                  float *states, const Draft *fresh, const int64_t *ids, Drafted *out, int32_t expected) {
     const int64_t all_lengths[ROWS] = {LENGTH, 3, 17}, all_lines[ROWS] = {2, 0, 1}, all[ROWS] = {DEEP, 2, DEEP}, numbers[ROWS] = {5, 6, 7};
     const int64_t window = 6, seeds[ROWS] = {11, 12, 13};
     const float temperatures[ROWS] = {0.8f, 1.0f, 1.3f};
@@ -399,8 +401,9 @@ static void draft(Engine *engine, const Random *made, Cache *cache, int64_t firs
         .depth = DEEP, .expanded = WIDE, .children = 4, .allowed = all + first, .count = made->model.outputs - 1, .ids = ids,
         .temperatures = temperatures + first, .seeds = seeds + first, .numbers = numbers + first, .raced = raced + first,
         .tokens = out->tokens, .parents = out->parents, .scores = out->scores, .drafted = out->drafted};
+    if (fresh) d.fresh = fresh->fresh, d.parts = fresh->parts, d.sources = fresh->sources, d.targets = fresh->targets, d.fused = fresh->fused;
     CHECK(fd_draft(engine, &made->model, &d, 1 + (int32_t)(rows % 2)) == expected);
-    if (expected) return;
+    if (expected || fresh) return;
     Draft wrong = d;
     int64_t outside = LENGTH + 1;
     wrong.lengths = &outside, wrong.rows = 1;
@@ -420,6 +423,12 @@ static void draft(Engine *engine, const Random *made, Cache *cache, int64_t firs
         CHECK(fd_draft(engine, &made->model, &wrong, 1) == BAD_ROW);
         wrong = d, wrong.states = NULL;
         CHECK(fd_draft(engine, &made->model, &wrong, 1) == BAD_SHAPE);
+        const int64_t beyond = ROWS * LENGTH;
+        const float *source = states;
+        wrong = d, wrong.fresh = 1, wrong.parts = 1, wrong.sources = &source, wrong.targets = &beyond, wrong.fused = NULL;
+        CHECK(fd_draft(engine, &made->model, &wrong, 1) == BAD_SLOT);
+        wrong.parts = 2;
+        CHECK(fd_draft(engine, &made->model, &wrong, 1) == BAD_SHAPE);
     }
 }
 
@@ -432,11 +441,11 @@ static void check_drafts(const Random *made, Engine *engine) {
     Drafted all, own;
     for (int named = 0; named < 2; named++) {
         Cache cache = new_cache(&made->model);
-        draft(engine, made, &cache, 0, ROWS, history, states, named ? ids : NULL, &all, OK);
+        draft(engine, made, &cache, 0, ROWS, history, states, NULL, named ? ids : NULL, &all, OK);
         CHECK(all.drafted[0] == TREE && all.drafted[1] >= 2 && all.drafted[1] <= DEEP);
         for (int64_t b = 0; b < ROWS; b++) {
             memset(&own, 0, sizeof own);
-            draft(engine, made, &cache, b, 1, history, states, named ? ids : NULL, &own, OK);
+            draft(engine, made, &cache, b, 1, history, states, NULL, named ? ids : NULL, &own, OK);
             CHECK(own.drafted[0] == all.drafted[0]);
             CHECK(!memcmp(own.tokens, all.tokens + b * width, sizeof(int64_t) * width));
             CHECK(!memcmp(own.parents, all.parents + b * width, sizeof(int64_t) * width));
@@ -450,6 +459,32 @@ static void check_drafts(const Random *made, Engine *engine) {
         free_cache(&cache);
     }
     free(states);
+}
+
+/* States that a draft makes first are those that were there before, bit by bit. fused: see Draft. */
+static void check_fresh(const Random *made, Engine *engine, const Matrix *fused) {
+    enum { FRESH = 3 };
+    int64_t history[ROWS * LENGTH], hidden = made->model.hidden, parts = fused ? 2 : 1, stride = (hidden + TILE - 1) / TILE * TILE;
+    const int64_t targets[FRESH] = {2 * LENGTH + LENGTH - 2, LENGTH + 15, 2 * LENGTH + 5};
+    float *states = uniforms(ROWS * LENGTH * hidden, 2.0f), *inputs = uniforms(FRESH * parts * hidden, 2.0f);
+    float *out = calloc((size_t)(FRESH * stride), 4), *later = malloc((size_t)(ROWS * LENGTH * hidden) * 4);
+    const float *sources[FRESH * 2];
+    for (int i = 0; i < ROWS * LENGTH; i++) history[i] = below(made->model.vocabulary);
+    for (int64_t i = 0; i < FRESH * parts; i++) sources[i] = inputs + i * hidden;
+    memcpy(later, states, (size_t)(ROWS * LENGTH * hidden) * 4);
+    if (fused) CHECK(fd_product(engine, fused, inputs, FRESH, out, stride, 1) == OK);
+    for (int i = 0; i < FRESH; i++)
+        memcpy(states + targets[i] * hidden, fused ? out + i * stride : inputs + i * hidden, (size_t)hidden * 4);
+    Draft fresh = {.fresh = FRESH, .parts = parts, .sources = sources, .targets = targets, .fused = fused};
+    Drafted before = {0}, with = {0};
+    Cache cache = new_cache(&made->model);
+    draft(engine, made, &cache, 0, ROWS, history, later, NULL, NULL, &before, OK);
+    draft(engine, made, &cache, 0, ROWS, history, later, &fresh, NULL, &with, OK);
+    CHECK(!memcmp(states, later, (size_t)(ROWS * LENGTH * hidden) * 4) && memcmp(&before, &with, sizeof with));
+    draft(engine, made, &cache, 0, ROWS, history, states, NULL, NULL, &before, OK);
+    CHECK(!memcmp(&before, &with, sizeof with));
+    free_cache(&cache);
+    free(states), free(inputs), free(out), free(later);
 }
 
 /* The layers of heads: with given states, alone, beside embeddings, or multiplied with them. */
@@ -466,6 +501,8 @@ static void check_heads(const Random *made, Engine *engine, int32_t bits, int32_
         head.model.final_norm = entry == BESIDE ? made->ones : NULL;
         head.model.normed_residual = bits == 4, head.model.raw_logits = bits == 8;
         check_drafts(&head, engine);
+        check_fresh(&head, engine, &head.model.fusion);
+        check_fresh(&head, engine, NULL);
         Step step = {.rows = 1, .nodes = 1};
         layers[0].qkv = entry == BESIDE ? own : wide;
         CHECK(fd_forward(engine, &head.model, &step, 1) == BAD_SHAPE);

@@ -120,6 +120,10 @@ class Warp:
         """Whether nothing but the temperature changes logits, and no token is cut."""
         return self.bias_ids is None and not self.needs_paths and not self.truncation.cuts
 
+    def temperature_list(self, greedy: float) -> list[float]:
+        """``temperatures`` on the host."""
+        return [max(each, _COLDEST) if each else greedy for each in self.host_temperatures]
+
     def temperatures(self, rows: int, greedy: float) -> Float[Tensor, "B"]:
         """Each row's temperature; that of greedy rows is given."""
         own = self.truncation.temperature

@@ -22,7 +22,7 @@ from foredraft.model.attention.slot_attention import masked_attention, runs_kern
 from foredraft.model.kv.cache import SlotCache, SlotView, bucket, persistent_zeros
 from foredraft.model.kv.masks import Layout, StepIn, address, kv_extent_of
 from foredraft.model.linear.packed import any_weight
-from foredraft.model.native.drafting import TreeSize
+from foredraft.model.native.drafting import TreeSize, UnreadStates
 from foredraft.model.prefill import CHUNK
 from foredraft.model.read_rows import ReadRows
 from foredraft.model.recording.replay import EAGER, Replay
@@ -78,15 +78,33 @@ class DraftState(NamedTuple):
 
 
 class _PendingStates(NamedTuple):
-    """Target states whose features are not computed yet: of these rows, from these positions on.
+    """Target states whose features are not computed yet: some ``nodes`` of a step, those of all rows numbered together.
 
-    ``starts``: None on a CPU, where the host knows them.
+    ``places``: the row and slot of each. ``on_device``: the slots, where those on the host are upper bounds; None on a
+    CPU.
     """
 
-    rows: tuple[int, ...]
-    starts: Int[Tensor, "B"] | None
-    host_lengths: tuple[int, ...]
-    hidden: Mapping[int, Float[Tensor, "B D H"]]
+    places: list[tuple[int, int]]
+    nodes: Sequence[int]
+    hidden: Mapping[int, Float[Tensor, "B N H"]]
+    on_device: Int[Tensor, "M"] | None = None
+
+    def states(self) -> dict[int, Float[Tensor, "1 M H"]]:
+        """The states, by layer."""
+        first, end = self.nodes[0], self.nodes[-1] + 1
+        hidden = {tap: states.flatten(0, 1)[None] for tap, states in self.hidden.items()}
+        if len(self.nodes) == end - first:  # they rise
+            return {tap: states[:, first:end] for tap, states in hidden.items()}
+        index = to_device(self.nodes, next(iter(hidden.values())).device)
+        return {tap: states.index_select(1, index) for tap, states in hidden.items()}
+
+    def addresses(self, taps: Sequence[int]) -> list[tuple[int, int, list[int]]]:
+        """Row and slot of each state, and where it is in the memory of the host, for each of these layers."""
+        read = [
+            (states.data_ptr(), states.stride(1) * states.itemsize) for states in map(self.hidden.__getitem__, taps)
+        ]
+        states = zip(self.places, self.nodes, strict=True)
+        return [(row, slot, [start + node * size for start, size in read]) for (row, slot), node in states]
 
 
 class TreeSlots(NamedTuple):
@@ -174,41 +192,54 @@ class FeatureCache:
         self._used[row] = max(self._used.get(row, 0), slots)
 
     def commit(self, view: View, verdict: Verdict, out: StepOut) -> None:
-        """Store the features of the accepted path; later slots are overwritten by the next step."""
-        width = verdict.path.shape[1]
-        if width == 1 and not self._replay.records:  # a recorded forward writes to the same tensors each time
-            hidden = out.hidden
+        """Keep the target's states of the accepted path, of which the next proposal makes features. On a device these
+        are made now, and later slots are overwritten by the next step."""
+        width, device, slots = 1, view.lengths.device, None
+        if device.type == "cpu":
+            paths, hidden = verdict.paths, out.hidden
+            if self._replay.records:  # a recorded forward writes to the same tensors each time
+                hidden = {tap: states.clone() for tap, states in hidden.items()}
         else:
-            hidden = {tap: verdict.on_path(states) for tap, states in out.hidden.items()}
-        if width > 1:
+            width = verdict.path.shape[1]
+            paths = [range(width)] * len(view.rows)
+            slots = view.lengths[:, None] + torch.arange(-1, width - 1, device=device)
+            alone = width == 1 and not self._replay.records
+            hidden = {tap: states if alone else verdict.on_path(states) for tap, states in out.hidden.items()}
+        count = next(iter(hidden.values())).shape[1]
+        firsts = zip(view.rows, view.host_lengths, paths, strict=True)
+        places = [(row, length - 1 + i) for row, length, path in firsts for i in range(len(path))]
+        nodes = [index * count + node for index, path in enumerate(paths) for node in path]
+        several = slots is not None and width > 1  # the next step has some of these slots, too
+        if several:
             self._flush()
-        starts = None if view.lengths.device.type == "cpu" else view.lengths - 1
-        self._pending.append(_PendingStates(view.rows, starts, view.host_lengths, hidden))
-        if width > 1 or len(self._pending) >= _MAX_PENDING:
+        self._pending.append(_PendingStates(places, nodes, hidden, None if slots is None else slots.flatten()))
+        if several or len(self._pending) >= _MAX_PENDING:
             self._flush()
 
     def _flush(self) -> None:
         """Compute the pending features and store them in their slots."""
         if not self._pending:
             return
-        steps = self._pending
-        taps = steps[0].hidden
-        together = taps if len(steps) == 1 else {tap: torch.cat([step.hidden[tap] for step in steps]) for tap in taps}
-        features = self._to_features(together)
-        width = features.shape[1]
-        rows = [row for step in steps for row in step.rows]
-        ends = [length - 1 + width for step in steps for length in step.host_lengths]
-        self._reserve(max(rows) + 1, max(ends), features.shape[2])
-        on_device = [step.starts for step in steps if step.starts is not None]
+        steps = [step.states() for step in self._pending]
+        together = steps[0] if len(steps) == 1 else {tap: torch.cat([own[tap] for own in steps], 1) for tap in steps[0]}
+        features = self._to_features(together)[0]
+        places = [place for step in self._pending for place in step.places]
+        rows, slots = [row for row, _ in places], [slot for _, slot in places]
+        self._reserve(max(rows) + 1, max(slots) + 1, features.shape[1])
+        on_device = [step.on_device for step in self._pending if step.on_device is not None]
         if on_device:
-            slots = torch.cat(on_device)[:, None] + torch.arange(width, device=features.device)
-            self._features[to_device(rows, features.device)[:, None], slots] = features
+            self._features[to_device(rows, features.device), torch.cat(on_device)] = features
+        elif places == [(rows[0], slot) for slot in range(slots[0], slots[0] + len(places))]:
+            self._features[rows[0], slots[0] : slots[-1] + 1] = features
         else:
-            for row, end, own in zip(rows, ends, features, strict=True):
-                self._features[row, end - width : end] = own
-        for row, end in zip(rows, ends, strict=True):
-            self._fill(row, end)
-        self._pending = []  # last, so that an interrupted flush is repeated
+            self._features[to_device(rows, features.device), to_device(slots, features.device)] = features
+        self._stored()
+
+    def _stored(self) -> None:
+        """All pending features are in their slots. Last, so that what was interrupted is repeated."""
+        for row, slot in [place for step in self._pending for place in step.places]:
+            self._fill(row, slot + 1)
+        self._pending = []
 
     def release(self, row: int) -> None:
         """Remove a row; the memory stays."""
@@ -224,6 +255,7 @@ class FeatureCache:
         Args:
             tree_slots: to reserve after it.
         """
+        self._flush()
         width, used_slots = self._catch_up(view, tree_slots)
         places = to_device(view.rows, view.lengths.device)
         tokens = _tokens(view.history, _new(view, width), width)
@@ -237,10 +269,16 @@ class FeatureCache:
         return isinstance(self._layers, NativeHeadLayers)
 
     def draft(self, view: View, size: TreeSize) -> Draft:
-        """Read the new entries of each row and build a dynamic tree, in one call of the kernels."""
-        assert isinstance(self._layers, NativeHeadLayers)
+        """Read the new entries of each row and build a dynamic tree, in one call of the kernels, with the pending
+        features if the kernels have them."""
+        layers = self._layers
+        assert isinstance(layers, NativeHeadLayers)
+        if not layers.fused_taps or not self._features.shape[2]:  # the first feature of all is wider than the buffer
+            self._flush()
         width, _ = self._catch_up(view, 1 + size.top_k * (size.depth - 1))
-        draft = self._layers.draft(view, self._cache, self._features, width, size)
+        fresh = [state for step in self._pending for state in step.addresses(layers.fused_taps)]
+        draft = layers.draft(view, self._cache, UnreadStates(width, 1, self._features, fresh), size)
+        self._stored()
         self._rows.read_to(view, _ends(view))
         return draft
 
@@ -250,7 +288,6 @@ class FeatureCache:
         Returns:
             the number of entries to read, and the slots that they fill.
         """
-        self._flush()
         ends = _ends(view)
         self._versions[1] = self._layers.reserve(max(ends) + tree_slots)
         slots, read = max(ends) + tree_slots, lambda far: self._read_alone(view, far, ends)
@@ -283,6 +320,7 @@ class FeatureCache:
 
     def _read_alone(self, view: View, far: list[int], ends: list[int]) -> None:
         """Read all but the last entry of the rows that are far behind."""
+        self._flush()
         for b in far:
             row = view.rows[b]
             own = slice(b, b + 1)

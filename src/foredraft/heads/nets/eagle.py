@@ -192,11 +192,17 @@ class Eagle3(EagleNet):
         self.rotary = rotary
         self.target = target
 
+    @property
+    def fuses_linearly(self) -> bool:
+        """Whether features are a product of the layers next to each other, without norms."""
+        return not self.config.norm_before_fc and not self.config.fc_norm
+
     def features(self, hidden: Mapping[int, Float[Tensor, "B N T"]]) -> Float[Tensor, "B N F"]:
         layers = [hidden[tap] for tap in self.taps]
         if self.fc_norm:
             layers = [norm(layer) for norm, layer in zip(self.fc_norm, layers, strict=True)]
-        return self.fc(self.input_norm(torch.cat(layers, dim=-1).to(self.norm.weight.dtype)))
+        fused = torch.cat(layers, dim=-1).to(self.norm.weight.dtype)
+        return self.fc(self.input_norm(fused) if self.config.norm_before_fc else fused)
 
     def forward(
         self,

@@ -7,7 +7,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from foredraft.core.tree import PAD, TokenTree
+from foredraft.core.transfer import on_host
+from foredraft.core.tree import TokenTree
 
 GRAIN = 64
 """A forward reads a multiple of this many cache slots (on CUDA a power of two), so that shapes repeat."""
@@ -123,15 +124,23 @@ def address(
         max_position: positions are clamped below it; only padding exceeds it.
         start: the forward's first node; earlier nodes are already in the cache.
     """
-    tokens, root = tree.tokens, bases[:, None]
+    tokens, depths = tree.tokens, tree.host_depths
     nodes, device = tokens.shape[1], tokens.device
-    slots = root if nodes == 1 else root + torch.arange(nodes, device=device)
-    positions = slots if tree.linear else root + torch.where(tree.parents == PAD, 0, tree.depths)
+    if depths is None:
+        root = bases[:, None]
+        slots = root if nodes == 1 else root + torch.arange(nodes, device=device)
+        positions = slots if tree.linear else root + tree.depths
+        end = slots + 1 if tree.linear else root
+    else:  # without operators
+        firsts = bases.tolist()
+        root, slots = on_host([[first] for first in firsts]), on_host([range(first, first + nodes) for first in firsts])
+        below = [[first + depth for depth in own] for first, own in zip(firsts, depths, strict=True)]
+        positions = slots if tree.linear else on_host(below)
+        end = on_host([range(first + 1, first + 1 + nodes) for first in firsts]) if tree.linear else root
     placed, on_path = positions, None if tree.linear else tree.on_path
     if start:
         tokens, slots, positions = (each[:, start:] for each in (tokens, slots, positions))
-        on_path = None if on_path is None else on_path[:, start:]
-    end = slots + 1 if on_path is None else root
+        on_path, end = (None, end[:, start:]) if on_path is None else (on_path[:, start:], end)
     visible = _visible(layout, positions, placed, end, root, on_path)
     if used_slots > max_position:
         positions = positions.clamp(max=max_position - 1)

@@ -1,5 +1,6 @@
 """Draft trees of heads and draft models as one call of the kernels; see ``kernels/draft.h``."""
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -43,12 +44,14 @@ class TreeSize(NamedTuple):
 class UnreadStates(NamedTuple):
     """What a draft reads first: the last ``width`` committed entries of each row.
 
-    Entry j reads token j + ``ahead`` and, for heads, the state of this place in ``states``.
+    Entry j reads token j + ``ahead`` and, for heads, the state of this place in ``states``. ``fresh``: those that are
+    made first, by their rows and slots, and for each the addresses of what it is made of.
     """
 
     width: int
     ahead: int
     states: Float[Tensor, "R S H"] | None = None
+    fresh: Sequence[tuple[int, int, list[int]]] = ()
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -58,6 +61,7 @@ class TreeDrafter:
     Args:
         model: the layers with their output layer.
         windows: of the types of layers, in tokens; 0 for all.
+        fused: makes states of heads of several ones; None where they need no product.
         carried: the number of the layer whose states a node's children read, the number of layers plus one for the
             final norm's; see ``c.Tap``.
         count: outputs that are tokens.
@@ -66,7 +70,8 @@ class TreeDrafter:
 
     runner: Runner
     model: c.Model
-    windows: Sequence[int]
+    fused: c.Matrix | None
+    windows: "ctypes.Array[c.c_int64]"
     carried: int
     count: int
     ids: Int[Tensor, "v"] | None = None
@@ -76,11 +81,11 @@ class TreeDrafter:
 
         The cache has room for what is read, and the rotary tables for its positions.
         """
-        rows, nodes, history = len(view.rows), size.nodes, view.history
-        tokens, parents = torch.empty(rows, 1 + nodes, dtype=torch.long), torch.empty(rows, 1 + nodes, dtype=torch.long)
-        scores, drafted = torch.empty(rows, 1 + nodes), c.numbers((0, 0))
+        rows, width, history, lengths = len(view.rows), 1 + size.nodes, view.history, view.lengths.contiguous()
+        tokens, parents = torch.empty(rows, width, dtype=torch.long), torch.empty(rows, width, dtype=torch.long)
+        scores, drafted = torch.empty(rows, width), c.numbers((0, 0))
+        temperatures = (c.c_float * rows)(*view.warp.temperature_list(size.sharpest))
         rotary, positions = self.runner.tables()
-        lengths, temperatures = view.lengths.contiguous(), view.warp.temperatures(rows, size.sharpest)
         given = c.DraftStruct(
             rows=rows,
             width=unread.width,
@@ -94,9 +99,9 @@ class TreeDrafter:
             cache_slots=cache.slots,
             rotary=rotary,
             rotary_positions=positions,
-            windows=c.numbers(self.windows),
+            windows=self.windows,
             carried=self.carried,
-            nodes=nodes,
+            nodes=size.nodes,
             depth=size.depth,
             expanded=size.top_k,
             children=size.children,
@@ -105,7 +110,7 @@ class TreeDrafter:
             allowed=c.numbers(size.allowed),
             count=self.count,
             ids=c.pointer(self.ids),
-            temperatures=temperatures.data_ptr(),
+            temperatures=ctypes.addressof(temperatures),
             tokens=tokens.data_ptr(),
             parents=parents.data_ptr(),
             scores=scores.data_ptr(),
@@ -114,6 +119,12 @@ class TreeDrafter:
         if unread.states is not None:
             given.states, given.places = unread.states.data_ptr(), c.numbers(view.rows)
             given.state_rows, given.state_slots = unread.states.shape[:2]
+        if unread.states is not None and unread.fresh:
+            parts = [address for _, _, sources in unread.fresh for address in sources]
+            given.fresh, given.parts = len(unread.fresh), len(unread.fresh[0][2])
+            given.sources = (c.c_void_p * len(parts))(*parts)
+            given.targets = c.numbers([row * given.state_slots + slot for row, slot, _ in unread.fresh])
+            given.fused = None if self.fused is None else ctypes.pointer(self.fused)
         if not view.warp.greedy:
             noise, greedy = view.noise, view.warp.greedy_rows
             held = noise.seeds.contiguous(), noise.positions.contiguous(), None if greedy is None else ~greedy
@@ -121,6 +132,7 @@ class TreeDrafter:
         engine = self.runner.engine
         with engine.lock:
             c.check(engine.library.draft(engine.handle, self.model, given, kernel_threads()))
-        kept = slice(1 + drafted[0])
-        tree = TokenTree(tokens[:, kept], parents[:, kept], depth=drafted[1], linear=size.children == 1)
-        return Draft(tree, Law.FIXED, scores=scores[:, kept])
+        kept, depth = 1 + drafted[0], drafted[1]
+        if kept < width:
+            tokens, parents, scores = (each[:, :kept] for each in (tokens, parents, scores))
+        return Draft(TokenTree(tokens, parents, depth, size.children == 1), Law.FIXED, scores=scores)

@@ -3,7 +3,7 @@
 import ctypes
 import functools
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64 as c_int64, c_void_p as c_void_p
+from ctypes import POINTER, Structure, c_char_p, c_float as c_float, c_int32, c_int64 as c_int64, c_void_p as c_void_p
 from pathlib import Path
 
 from torch import Tensor
@@ -122,7 +122,11 @@ class DraftStruct(Structure):
         ("ahead", c_int64),
         ("states", c_void_p),
         ("places", POINTER(c_int64)),
-        *((name, c_int64) for name in ("state_rows", "state_slots", "carried")),
+        *((name, c_int64) for name in ("state_rows", "state_slots", "fresh", "parts")),
+        ("sources", POINTER(c_void_p)),
+        ("targets", POINTER(c_int64)),
+        ("fused", POINTER(Matrix)),
+        ("carried", c_int64),
         ("cache", POINTER(LayerCache)),
         ("cache_rows", c_int64),
         ("cache_slots", c_int64),

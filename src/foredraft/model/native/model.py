@@ -25,6 +25,8 @@ from foredraft.model.native.runner import KernelRuntime, Runner, RunnerShape
 from foredraft.model.native.weights import PackedMatrix
 from foredraft.model.threads import operators_in_one_thread
 
+_HOST = torch.device("cpu")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeParts(TargetParts):
@@ -86,7 +88,7 @@ class NativeLM(TargetModel):
 
     @property
     def device(self) -> torch.device:
-        return torch.device("cpu")
+        return _HOST
 
     @property
     def dtype(self) -> torch.dtype:

@@ -35,12 +35,13 @@ class KernelRuntime:
 
     def product(self, matrix: PackedMatrix, x: Float[Tensor, "... I"]) -> Float[Tensor, "... O"]:
         """``x @ weight.T + bias``; a view of a wider tensor if the outputs are no multiple of the tiles."""
-        flat = x.float().reshape(-1, matrix.inputs).contiguous()
-        out = torch.empty(len(flat), matrix.width)
+        x = x.float().contiguous()
+        out = torch.empty(*x.shape[:-1], matrix.width)
+        rows = out.numel() // matrix.width
         with self.lock:
-            given = (c.pointer(flat), len(flat), c.pointer(out), matrix.width, kernel_threads())
+            given = (x.data_ptr(), rows, out.data_ptr(), matrix.width, kernel_threads())
             c.check(self.library.product(self.handle, matrix.struct(), *given))
-        return out[:, : matrix.outputs].unflatten(0, x.shape[:-1])
+        return out if matrix.width == matrix.outputs else out[..., : matrix.outputs]
 
     def rank(
         self,

@@ -26,7 +26,7 @@ typedef struct {
     int64_t *places, *numbers; /* of the frontier: of its parents on the level above, and as candidates */
     int64_t *ids, *parents, *depths;              /* of candidates */
     float *states, *read, *logits, *paths, *scores; /* paths: scores of the frontier */
-    float *leads, *work;
+    float *leads, *work, *joined, *fused; /* joined: sources of the fresh states */
     uint8_t *family, *spare, *seen; /* [B, frontier, nodes]: what the frontier attends to; within a kind's window */
     uint8_t *kept;
 } Growing;
@@ -47,6 +47,19 @@ static int32_t read_nodes(Growing *g, int64_t nodes) {
         g->visible[kind].begin = begins;
     }
     return fd_forward(g->engine, g->model, &g->step, g->threads);
+}
+
+/* Make the fresh states. */
+static int32_t make_states(Growing *g) {
+    const Draft *d = g->draft;
+    int64_t hidden = g->model->hidden, inputs = d->fused ? d->fused->inputs : hidden, part = inputs / larger(d->parts, 1);
+    float *out = d->fused ? g->fused : g->joined;
+    int64_t stride = d->fused ? padded(hidden, TILE) : hidden;
+    for (int64_t i = 0; i < d->fresh * d->parts; i++) memcpy(g->joined + i * part, d->sources[i], (size_t)part * 4);
+    int32_t bad = d->fused ? fd_product(g->engine, d->fused, g->joined, d->fresh, out, stride, g->threads) : OK;
+    for (int64_t i = 0; !bad && i < d->fresh; i++)
+        memcpy(d->states + d->targets[i] * hidden, out + i * stride, (size_t)hidden * 4);
+    return bad;
 }
 
 /* Read the entries that were committed since the last draft, the row's last one among them. */
@@ -214,6 +227,11 @@ static int32_t check_draft(const Model *m, const Draft *d) {
     if (!sizes || d->rows > 1 << 20 || d->width > 1 << 20 || d->nodes > 1 << 16 || d->depth > 1 << 12) return BAD_SHAPE;
     if (d->expanded > 1 << 10 || d->children > 1 << 10 || d->ahead < 0 || !m->head.data || d->count > m->outputs) return BAD_SHAPE;
     if (m->entry == STATES || (m->entry != TOKENS) != (d->states != NULL)) return BAD_SHAPE;
+    if (d->fresh < 0 || d->fresh > 1 << 20 || (d->fresh && (!d->states || d->parts < 1 || d->parts > 64))) return BAD_SHAPE;
+    if (d->fresh && d->fused && (d->fused->outputs != m->hidden || d->fused->inputs % d->parts)) return BAD_SHAPE;
+    if (d->fresh && !d->fused && d->parts != 1) return BAD_SHAPE;
+    for (int64_t i = 0; i < d->fresh; i++)
+        if (d->targets[i] < 0 || d->targets[i] >= d->state_rows * d->state_slots) return BAD_SLOT;
     if (d->carried < 0 || d->carried > m->layers + 1) return BAD_TAP;
     for (int64_t b = 0; b < d->rows; b++) {
         if (d->lengths[b] < 1 || d->lengths[b] > d->history_stride || !(d->temperatures[b] > 0.0f)) return BAD_SHAPE;
@@ -240,6 +258,8 @@ static size_t lay_out_draft(Growing *g, uint8_t *memory) {
     g->states = take(&next, in_forward * hidden, 4), g->read = take(&next, in_forward * hidden, 4);
     g->logits = take(&next, on_level * g->stride, 4), g->paths = take(&next, on_level, 4), g->scores = take(&next, all, 4);
     g->leads = take(&next, padded(d->count, TILE), 4), g->work = take(&next, padded(d->count, TILE), 4);
+    g->joined = take(&next, d->fresh * (d->fused ? d->fused->inputs : hidden), 4);
+    g->fused = take(&next, d->fused ? d->fresh * padded(hidden, TILE) : 0, 4);
     g->family = take(&next, on_level * read, 1), g->spare = take(&next, on_level * read, 1);
     g->seen = take(&next, kinds * on_level * read, 1), g->kept = take(&next, g->most, 1);
     return (size_t)(next - start);
@@ -263,7 +283,8 @@ int32_t fd_draft(Engine *engine, const Model *model, const Draft *d, int32_t thr
         .rotary = d->rotary, .rotary_positions = d->rotary_positions, .logits = g.logits, .logits_stride = g.stride,
         .taps = &g.tap, .tap_count = 1};
     FloatMode before = default_float_mode();
-    bad = read_committed(&g);
+    bad = d->fresh ? make_states(&g) : OK;
+    if (!bad) bad = read_committed(&g);
     while (!bad) {
         rank_frontier(&g);
         int64_t frontier = g.level < lesser(d->depth, d->nodes) ? choose_frontier(&g) : 0;

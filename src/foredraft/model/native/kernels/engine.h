@@ -110,9 +110,13 @@ typedef struct {
     const int64_t *lengths; /* [B]: committed tokens */
     const int64_t *buffer_rows; /* [B]: of the rows in the cache */
     int64_t ahead;          /* entry j reads token j + ahead */
-    const float *states;    /* [state_rows, state_slots, hidden]: what entry j of the row in places[b] reads, if any */
+    float *states;          /* [state_rows, state_slots, hidden]: what entry j of the row in places[b] reads, if any */
     const int64_t *places;  /* [B] */
     int64_t state_rows, state_slots;
+    int64_t fresh, parts;        /* states that are made first, and what each is made of */
+    const float *const *sources; /* [fresh, parts]: fused->inputs / parts floats, or hidden ones */
+    const int64_t *targets;      /* [fresh]: row * state_slots + slot */
+    const Matrix *fused;         /* of the parts of a state next to each other; NULL: the state is its only part */
     int64_t carried; /* the tap whose states a node's children read: Tap.layer */
     const LayerCache *cache;
     int64_t cache_rows, cache_slots;
