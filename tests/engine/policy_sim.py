@@ -36,7 +36,7 @@ class World:
     Args:
         chances: of the first child of each node; in trees the second child has half of the rest, and so on.
         draft, forward: seconds of a draft's levels, and of a forward's nodes over all rows.
-        start: seconds that the first draft of a row takes besides.
+        start: seconds that the first draft of a row takes besides. resumption: those of the first one after a plain step.
         sharpness: the draft's log-odds are this many times the true ones.
         noise: of the logarithm of each time. spikes: so many steps take ten times as long.
         life: steps of a request.
@@ -49,6 +49,7 @@ class World:
     draft: Callable[[int], float]
     forward: Callable[[int], float]
     start: float = 0.0
+    resumption: float = 0.0
     sharpness: float = 1.0
     noise: float = 0.0
     spikes: float = 0.0
@@ -59,6 +60,7 @@ class World:
     width: int = 2  # children of a node of a tree
     seed: int = 0
     chance: random.Random = field(init=False)
+    paused: bool = field(default=False, init=False)
     spent: float = field(default=0.0, init=False)  # seconds of all steps so far, but for noise and spikes
 
     def __post_init__(self) -> None:
@@ -104,7 +106,10 @@ class World:
 
     def seconds(self, levels: int, nodes: int, fresh: int) -> tuple[float, float]:
         """Of a draft and of the rest of its step."""
-        draft, rest = (self.draft(levels) + self.start * fresh if levels else 0.0), self.forward(nodes)
+        draft, rest = 0.0, self.forward(nodes)
+        if levels:
+            draft = self.draft(levels) + self.start * fresh + self.resumption * self.paused
+        self.paused = not levels
         self.spent += draft + rest
         factor = self.chance.lognormvariate(0.0, self.noise) if self.noise else 1.0
         factor *= 10.0 if self.chance.random() < self.spikes else 1.0

@@ -134,6 +134,25 @@ def test_what_it_takes_to_begin_counts():
     assert mean(run(Throughput(CHAIN), replace(world, start=60.0), STEPS).sizes[-500:]) < 0.5
 
 
+def test_what_a_draft_takes_after_a_pause_is_not_the_price_of_drafts():
+    """A head reads what was decoded without it: a trial is dear, and drafting in every step is not."""
+    good = replace(ALIKE["dear draft"], resumption=2.0)
+    policy = Throughput(CHAIN)
+    assert mean(run(policy, replace(good, chances=always(0.05)), 400).sizes[-200:]) < 0.5
+    assert mean(run(policy, good, 800).sizes[-200:]) > 1
+
+
+def test_each_output_begins_with_what_is_usual():
+    """Half of the outputs are drafted well and half badly, in turns: the last one says nothing about the next."""
+    policy, good = Throughput(CHAIN), replace(ALIKE["dear draft"], resumption=1.0)
+    worlds, ran = (good, replace(good, chances=always(0.1))), []
+    for number in range(24):
+        ran.append(run(policy, replace(worlds[number % 2], seed=number), 80))
+        policy.release(0)
+    well, badly = (mean([mean(each.sizes) for each in ran[first::2]]) for first in (8, 9))
+    assert well > 2 and badly < 1
+
+
 def test_a_good_drafter_drafts_after_a_few_plain_steps_and_at_once_where_it_is_known():
     policy, world = Throughput(CHAIN), ALIKE["cheap draft"]
     assert all(run(policy, world, 15).sizes[2:])

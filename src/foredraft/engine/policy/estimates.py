@@ -161,23 +161,53 @@ def rising_means(measured: Sequence[tuple[float, int]]) -> list[float]:
 
 
 @dataclass
-class Pace:
-    """What steps of one batch size and temperature bring and take.
+class Drafting:
+    """Decayed sums over steps that drafted: their ``tokens``, the ``levels`` of their drafts, ``extra`` seconds, in which
+    drafters read prompts, and ``widths``, the numbers of forwards by their nodes."""
 
-    Decayed sums over the latest steps that drafted: ``tokens``; ``widths``, the numbers of forwards by their nodes;
-    ``levels``, of their drafts; ``extra`` seconds, in which drafters read prompts. Times are those of ``forward`` and
-    ``level``, so an estimate that was wrong at first does no lasting harm. ``curve``: the mean value of the best n
-    nodes of a row together, by n from 0 on. ``tried``, ``passed``: decayed numbers of accepted nodes with children, and
-    of those with an accepted child.
-    """
-
-    FADE, KNOWN = 0.97, 8  # per step; steps that draft from which on the rate is known
-    forward: ForwardTimes = field(default_factory=ForwardTimes)
-    level: Seconds = field(default_factory=Seconds)
     tokens: float = 0.0
     levels: float = 0.0
     extra: float = 0.0
     widths: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def steps(self) -> float:
+        return sum(self.widths.values())
+
+    def add(self, other: "Drafting", fade: float = 1.0) -> None:
+        """Multiply by ``fade``, then add."""
+        self.tokens, self.levels = fade * self.tokens + other.tokens, fade * self.levels + other.levels
+        self.extra = fade * self.extra + other.extra
+        for width in self.widths:
+            self.widths[width] *= fade
+        for width, count in other.widths.items():
+            self.widths[width] = self.widths.get(width, 0.0) + count
+
+    def scaled(self, factor: float) -> "Drafting":
+        widths = {width: factor * count for width, count in self.widths.items()}
+        return Drafting(factor * self.tokens, factor * self.levels, factor * self.extra, widths)
+
+
+@dataclass
+class Pace:
+    """What steps of one batch size and temperature bring and take.
+
+    Of steps that drafted, ``latest`` are those of the present outputs, and ``usual`` those of many: with these each output
+    begins, since texts differ in how well they are drafted, and the latest one says little about the next. Times are those
+    of ``forward`` and ``level``, so an estimate that was wrong at first does no lasting harm. ``curve``: the mean value of
+    the best n nodes of a row together, by n from 0 on. ``tried``, ``passed``: decayed numbers of accepted nodes with
+    children, and of those with an accepted child.
+    """
+
+    FADE = 0.97  # of ``latest``, per step
+    CLEAR, KNOWN = 8, 24  # steps that draft from which on the rate is known: if it is bad, and in any case
+    BAD = 0.8  # of plain decoding
+    SLOW, OPENING = 0.998, 12  # decay of ``usual``, and its weight at the beginning of an output, in steps
+    forward: ForwardTimes = field(default_factory=ForwardTimes)
+    level: Seconds = field(default_factory=Seconds)
+    resumption: Seconds = field(default_factory=Seconds)  # what a draft takes more after steps without one
+    latest: Drafting = field(default_factory=Drafting)
+    usual: Drafting = field(default_factory=Drafting)
     steps: int = 0  # that drafted
     curve: list[float] = field(default_factory=lambda: [0.0])
     tried: float = 1.0
@@ -186,23 +216,29 @@ class Pace:
     since: int = 0  # steps since the last trial of what pays less
     wait: int = 16  # most steps to the next one; doubles each time
     trial: int = 0  # steps of this trial that are left
+    paused: bool = True  # the latest step did not draft
 
     @property
     def rate(self) -> float:
         """Tokens per second of the latest steps that drafted; 0 before there were some."""
-        means = self.forward.means
-        seconds = self.extra + self.levels * self.level.value
-        seconds += sum([count * means[width].value for width, count in self.widths.items()])
-        return self.tokens / seconds if seconds else 0.0
+        means, latest = self.forward.means, self.latest
+        seconds = latest.extra + latest.levels * self.level.value
+        seconds += sum([count * means[width].value for width, count in latest.widths.items()])
+        return latest.tokens / seconds if seconds else 0.0
 
-    def drafted(self, tokens: float, width: int, levels: int, extra: float) -> None:
-        """Add a step that drafted."""
-        fade = self.FADE
-        self.tokens, self.levels = fade * self.tokens + tokens, fade * self.levels + levels
-        self.extra = fade * self.extra + extra
-        for each in self.widths:
-            self.widths[each] *= fade
-        self.widths[width] = self.widths.get(width, 0.0) + 1
+    def opened(self, share: float) -> None:
+        """Outputs began, in this share of the rows."""
+        if known := self.usual.steps:
+            latest = self.usual.scaled(share * min(self.OPENING / known, 1.0))
+            latest.add(self.latest.scaled(1 - share))
+            self.latest = latest
+
+    def drafted(self, step: Drafting, extra: float) -> None:
+        """Add a step that drafted. ``extra``: seconds in which drafters read prompts. They are spent before it is known
+        how well an output is drafted, so they count for the next one."""
+        self.latest.add(step, self.FADE)
+        self.usual.add(step, self.SLOW)
+        self.usual.extra += extra
 
     def tested(self, accepted: int, *, refused: bool) -> None:
         """Add a row: how many nodes were accepted, and whether the last one's children were refused."""
@@ -219,8 +255,8 @@ class Pace:
     def state(self) -> dict[str, Any]:
         """As JSON types."""
         seconds = {str(size): mean.value for size, mean in sorted(self.forward.means.items()) if mean.count}
-        widths = {str(size): count for size, count in self.widths.items()}
-        sums = {"tokens": self.tokens, "levels": self.levels, "widths": widths}
+        widths = {str(size): count for size, count in self.latest.widths.items()}
+        sums = {"tokens": self.latest.tokens, "levels": self.latest.levels, "widths": widths}
         return {"forward": seconds, "level": self.level.value, **sums, "curve": self.curve}
 
     @classmethod
@@ -229,5 +265,5 @@ class Pace:
         forward = ForwardTimes({int(size): float(seconds) for size, seconds in saved["forward"].items()}, sizes)
         widths = {int(size): float(count) for size, count in saved["widths"].items()}
         curve, level = [float(value) for value in saved["curve"]], Seconds(float(saved["level"]))
-        tokens, levels = float(saved["tokens"]), float(saved["levels"])
-        return cls(forward, level, tokens, levels, widths=widths, steps=cls.KNOWN if widths else 0, curve=curve)
+        latest = Drafting(float(saved["tokens"]), float(saved["levels"]), 0.0, widths)
+        return cls(forward, level, latest=latest, usual=latest.scaled(1.0), steps=cls.KNOWN if widths else 0, curve=curve)

@@ -6,7 +6,7 @@ from typing import Any, final
 from foredraft.core.drafter import FREE, LevelPrice, Needs, Plan, View
 from foredraft.core.worth import Features, Worth
 from foredraft.engine.policy.base import Policy
-from foredraft.engine.policy.estimates import DROPPED, EVERY, AcceptanceModel, ForwardTimes, Pace
+from foredraft.engine.policy.estimates import DROPPED, EVERY, AcceptanceModel, Drafting, ForwardTimes, Pace
 from foredraft.engine.step import SIZES, StepResult
 
 NEUTRAL = 0.65
@@ -34,7 +34,7 @@ class Throughput(Policy):
 
     ahead = True
     SHARE = 0.006  # of the time that trials may lose
-    TRIAL, PLAIN = 3, 2  # steps that draft in a trial, and plain ones in theirs
+    TRIAL, PLAIN = 4, 2  # steps that draft in a trial, and plain ones in theirs
     LEARN, SHOWN = 3, 7  # the first of them, and the nodes that these verify, for all rows together
     OFTEN, SOON = 16, 4  # least steps between trials; SOON where they cost the draft alone
     SWITCH = 0.02  # more than nothing that drafting must gain to start
@@ -48,11 +48,15 @@ class Throughput(Policy):
         self._prior = min(max(prior, 0.05), 0.95)
         self._paces: dict[tuple[int, int], Pace] = {}  # by row and temperature bucket
         self._models: dict[int, AcceptanceModel] = {}  # by temperature bucket
+        self._rows: set[int] = set()  # whose output has begun
         self._recent: dict[int, float] = {}  # by row: how often its latest drafts were accepted
 
     def plan(self, view: View, limits: Sequence[int]) -> Plan:
         pace, model = self._records(view)
         active = sum(limit > 0 for limit in limits)
+        if begun := [row for row in view.rows if row not in self._rows]:
+            pace.opened(len(begun) / len(view.rows))
+            self._rows.update(begun)
         by_nodes = self._by_nodes(view)
         cheap = _picked(view) and not self._needs.whole and view.lengths.device.type == "cpu"
         if not active or not self._drafts(pace, len(limits), cheap):
@@ -81,14 +85,18 @@ class Throughput(Policy):
         width = DROPPED if width == 1 and plan.worth is not None else width
         timed = not view.outputs or max(map(len, view.outputs)) >= self.YOUNG
         pace.forward.add(width, step.verify_seconds + step.host_seconds, timed=timed)
+        resumed, pace.paused = pace.paused, plan.worth is None
         if plan.worth is None:
             return
         fresh = any(length and row not in self._recent for row, length in zip(view.rows, plan.lengths, strict=True))
-        if not fresh and step.levels and (timed or not pace.level.count):
+        if not fresh and not resumed and step.levels and (timed or not pace.level.count):
             pace.level.add(step.draft_seconds / step.levels)
-        extra = max(step.draft_seconds - step.levels * pace.level.value, 0.0) if fresh and pace.steps else 0.0
+        more = max(step.draft_seconds - step.levels * pace.level.value, 0.0)
+        if resumed and not fresh:
+            pace.resumption.add(more)
+        extra = more if fresh and pace.steps else 0.0
         if pace.steps >= self.LEARN:
-            pace.drafted(self._tokens(plan.worth, step), width, step.levels, extra)
+            pace.drafted(Drafting(self._tokens(plan.worth, step), step.levels, 0.0, {width: 1.0}), extra)
         pace.steps += 1
         for number, (row, length, result) in enumerate(zip(view.rows, plan.lengths, step.rows, strict=True)):
             if not length:
@@ -109,6 +117,7 @@ class Throughput(Policy):
 
     def release(self, row: int) -> None:
         self._recent.pop(row, None)
+        self._rows.discard(row)
 
     def state(self) -> dict[str, Any]:
         """What was learned, as JSON types: weights of the acceptance model, seconds of forwards and rates."""
@@ -137,7 +146,7 @@ class Throughput(Policy):
         """The pace of a batch size that has not occurred. One of many rows, where a step that learns is dear, has what
         others have shown: which guesses are right, and what a node of one row adds to a forward."""
         pace = Pace(ForwardTimes(sizes=self._sizes))
-        known = {n: other for (n, own), other in self._paces.items() if own == heat and other.steps >= Pace.KNOWN}
+        known = {n: other for (n, own), other in self._paces.items() if own == heat and other.steps >= Pace.CLEAR}
         if known and rows > self.SHOWN:
             nearest = min(known, key=lambda n: max(n, rows) // min(n, rows))
             pace.steps, pace.forward.hint = self.LEARN, known[nearest].forward.slope * rows / nearest
@@ -146,9 +155,9 @@ class Throughput(Policy):
     def _drafts(self, pace: Pace, rows: int, cheap: bool) -> bool:
         """Whether this step drafts: if that pays, or for a trial. ``cheap``: a trial of one step tells enough."""
         plain, pace.since = pace.forward.plain, pace.since + 1
-        if not plain or pace.steps < pace.KNOWN:
-            return plain > 0
         gain = pace.rate * plain / rows  # over plain decoding
+        if pace.steps < (pace.CLEAR if gain < pace.BAD else pace.KNOWN):
+            return plain > 0
         pays = gain > 1 + self.SWITCH * (not pace.pays)
         if pays != pace.pays:
             pace.pays, pace.since, pace.wait = pays, 0, self.OFTEN
@@ -159,8 +168,10 @@ class Throughput(Policy):
         if not pays:
             steps, loss = self.TRIAL, 1 - gain
             if cheap:
-                steps, loss, least = 1, pace.levels / sum(pace.widths.values()) * pace.level.value / plain, self.SOON
-        if pace.since < min(max(steps * loss / self.SHARE, least), pace.wait):
+                loss, least = pace.latest.levels * pace.level.value / pace.latest.steps / plain, self.SOON
+                steps = 1 if gain < pace.BAD else steps
+        loss = steps * loss + (0.0 if pays else pace.resumption.value / plain)
+        if pace.since < min(max(loss / self.SHARE, least), pace.wait):
             return pays
         pace.since, pace.trial, pace.wait = 0, steps - 1, 2 * pace.wait
         return not pays
