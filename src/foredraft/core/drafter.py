@@ -72,7 +72,7 @@ class LevelPrice(NamedTuple):
     """What drafting another level costs, and verifying a child of each of its parents: in accepted parents.
 
     A level is drafted if the parents' probabilities, each less ``node`` where it exceeds that, sum to ``level`` at
-    least, over all rows.
+    least, over all rows. Parents below ``node`` in all rows need no children: none would be worth its price.
     """
 
     level: float = 0.0

@@ -99,6 +99,16 @@ def _full(parts: Sequence[tuple[Tensor, Tensor, Tensor]], above: Float[Tensor, "
     return bool((above.amax(1) < scores.topk(nodes, dim=1).values[:, -1]).all())
 
 
+def _useful(above: Float[Tensor, "B K"], price: float) -> int:
+    """How many of these paths, best first, may have a child that is worth a node's price in some row.
+
+    All on other devices than a CPU, to avoid a synchronisation.
+    """
+    if above.device.type != "cpu" or not price:
+        return above.shape[1]
+    return max(int((above.exp() > price).sum(1).max()), 1)
+
+
 def build_dynamic_tree(builder: TreeBuilder, allowed: Int[Tensor, "B"], limits: TreeLimits) -> Draft:
     """Build a tree for every row level by level, then keep the best nodes of all levels (EAGLE-2's re-rank).
 
@@ -129,6 +139,9 @@ def build_dynamic_tree(builder: TreeBuilder, allowed: Int[Tensor, "B"], limits: 
             break
         if limits.reads and _full(parts, above, limits.nodes):
             break
+        if limits.value:
+            useful = _useful(above, limits.level_price.node)
+            above, chosen = above[:, :useful], chosen[:, :useful]
         numbers = chosen + (1 + count)
         count += tokens.shape[1]
         builder.add_level(tokens.gather(1, chosen), chosen // width)

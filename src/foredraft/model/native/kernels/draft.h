@@ -169,11 +169,13 @@ static float mark_best(Growing *g, int64_t b, int64_t first, int64_t wanted, int
     return value;
 }
 
-/* The best candidates of the last level become the frontier. Returns their number, or 0 if no further level is worth it. */
+/* The best candidates of the last level become the frontier, but for those whose children cannot be worth a node. Returns
+ * their number, or 0 if no further level is worth it. */
 static int64_t choose_frontier(Growing *g) {
     const Draft *d = g->draft;
     int64_t wanted = lesser(d->children, d->count), available = lesser(d->expanded, d->nodes - g->level);
     int64_t frontier = lesser(available, g->count - g->level_start), full = g->count >= d->nodes;
+    int64_t useful = d->node_price > 0.0f ? 1 : frontier;
     float worth = 0.0f;
     for (int64_t b = 0; b < d->rows; b++) {
         int64_t *chosen = g->numbers + b * d->expanded, *places = g->places + b * d->expanded;
@@ -182,13 +184,14 @@ static int64_t choose_frontier(Growing *g) {
             g->paths[b * d->expanded + n] = g->scores[b * g->most + chosen[n]];
             float chance = expf(g->paths[b * d->expanded + n]) - d->node_price;
             if (d->allowed[b] > g->level && chance > 0.0f) worth += chance;
+            if (chance > 0.0f) useful = larger(useful, n + 1);
             places[n] = (chosen[n] - g->level_start) / wanted;
             chosen[n]++; /* 0 is the root */
         }
     }
     for (int64_t b = 0; full && b < d->rows; b++)
         full = g->paths[b * d->expanded] < mark_best(g, b, 0, d->nodes, INT64_MAX, NULL);
-    return full || worth < d->level_price ? 0 : frontier;
+    return full || worth < d->level_price ? 0 : lesser(frontier, useful);
 }
 
 /* The tree of the best candidates; a parent never scores less than its child and comes before it. */
