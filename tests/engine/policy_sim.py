@@ -36,7 +36,7 @@ class World:
     Args:
         chances: of the first child of each node; in trees the second child has half of the rest, and so on.
         draft, forward: seconds of a draft's levels, and of a forward's nodes over all rows.
-        start: seconds that the first draft of a row takes besides. resumption: those of the first one after a plain step.
+        start: seconds that the first draft of a row takes besides. resumption: the first one after a plain step.
         sharpness: the draft's log-odds are this many times the true ones.
         noise: of the logarithm of each time. spikes: so many steps take ten times as long.
         life: steps of a request.

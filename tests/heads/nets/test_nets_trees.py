@@ -208,6 +208,20 @@ def test_no_level_is_drafted_that_is_not_worth_it(worth: float, node: float):
         assert set(proposal.paths(b)) == grow(reader(net, text), levels, 3, 30).tree
 
 
+def test_nodes_whose_children_cannot_be_worth_a_node_are_not_expanded():
+    """A level reads as many as exceed the price in some row; what is worth it stays as it is without a price."""
+    price, net = 0.2, eagle3()
+    proposal = draft(net, Plan((4, 4, 4), level_price=LevelPrice(0.01, price)), nodes=30)
+    slow = [grow(reader(net, text), 4, 3, 30) for text in TEXTS]
+    useful = [
+        max(sum(math.exp(g.candidates[p]) > price for p in g.frontiers[level]) for g in slow) for level in (1, 2, 3)
+    ]
+    assert [call.out.shape[1] for call in proposal.calls[1:]] == [count for count in useful if count]
+    assert useful[:2] == [2, 1]
+    for b, g in enumerate(slow):
+        assert {p for p in g.tree if math.exp(g.candidates[p]) > price} <= set(proposal.paths(b))
+
+
 def test_a_tree_may_be_drafted_again():
     """A proposal changes nothing that the next one sees."""
     net = eagle3()

@@ -162,8 +162,8 @@ def rising_means(measured: Sequence[tuple[float, int]]) -> list[float]:
 
 @dataclass
 class Drafting:
-    """Decayed sums over steps that drafted: their ``tokens``, the ``levels`` of their drafts, ``extra`` seconds, in which
-    drafters read prompts, and ``widths``, the numbers of forwards by their nodes."""
+    """Decayed sums over steps that drafted: their ``tokens``, the ``levels`` of their drafts, ``extra`` seconds, in
+    which drafters read prompts, and ``widths``, the numbers of forwards by their nodes."""
 
     tokens: float = 0.0
     levels: float = 0.0
@@ -192,11 +192,11 @@ class Drafting:
 class Pace:
     """What steps of one batch size and temperature bring and take.
 
-    Of steps that drafted, ``latest`` are those of the present outputs, and ``usual`` those of many: with these each output
-    begins, since texts differ in how well they are drafted, and the latest one says little about the next. Times are those
-    of ``forward`` and ``level``, so an estimate that was wrong at first does no lasting harm. ``curve``: the mean value of
-    the best n nodes of a row together, by n from 0 on. ``tried``, ``passed``: decayed numbers of accepted nodes with
-    children, and of those with an accepted child.
+    Of steps that drafted, ``latest`` are those of the present outputs, and ``usual`` those of many: with these each
+    output begins, since texts differ in how well they are drafted, and the latest one says little about the next. Times
+    are those of ``forward`` and ``level``, so an estimate that was wrong at first does no lasting harm. ``curve``: the
+    mean value of the best n nodes of a row together, by n from 0 on. ``tried``, ``passed``: decayed numbers of accepted
+    nodes with children, and of those with an accepted child.
     """
 
     FADE = 0.97  # of ``latest``, per step
@@ -266,4 +266,6 @@ class Pace:
         widths = {int(size): float(count) for size, count in saved["widths"].items()}
         curve, level = [float(value) for value in saved["curve"]], Seconds(float(saved["level"]))
         latest = Drafting(float(saved["tokens"]), float(saved["levels"]), 0.0, widths)
-        return cls(forward, level, latest=latest, usual=latest.scaled(1.0), steps=cls.KNOWN if widths else 0, curve=curve)
+        return cls(
+            forward, level, latest=latest, usual=latest.scaled(1.0), steps=cls.KNOWN if widths else 0, curve=curve
+        )

@@ -24,7 +24,7 @@ class Throughput(Policy):
     mean values of earlier ones.
 
     Steps do not draft while that pays less than plain decoding. Then, and the other way round, trials are as far apart
-    as keeps their expected loss below ``SHARE`` of the time.
+    as keeps their expected loss below ``SHARE`` of the time. An output begins with what is usual for others.
 
     Args:
         needs: of the drafter.
@@ -153,7 +153,8 @@ class Throughput(Policy):
         return pace
 
     def _drafts(self, pace: Pace, rows: int, cheap: bool) -> bool:
-        """Whether this step drafts: if that pays, or for a trial. ``cheap``: a trial of one step tells enough."""
+        """Whether this step drafts: if that pays, or for a trial. ``cheap``: a trial costs its drafts alone, since what
+        does not pay is not verified."""
         plain, pace.since = pace.forward.plain, pace.since + 1
         gain = pace.rate * plain / rows  # over plain decoding
         if pace.steps < (pace.CLEAR if gain < pace.BAD else pace.KNOWN):
