@@ -36,6 +36,7 @@ RESULTS = Path(__file__).resolve().parent / "results" / "early_exit.jsonl"
 MODELS, SKIPPING = ("original", "trained"), "layer_skip"
 FLOAT = "float32"
 TITLES = {"mt_bench": "MT-bench", "gsm8k": "GSM8K", "humaneval": "HumanEval", "alpaca": "Alpaca", "sum": "CNN/DM"}
+TITLES |= {"held_T0": "held-out answers, greedy", "held_T1": "held-out answers, T=1"}
 CHAIN = "num_assistant_tokens_schedule=constant,assistant_confidence_threshold=0"
 SHOWN = {"original": "original", "trained": "trained", SKIPPING: "original, no exit"}
 _BATCH, _LONGEST = 8, 512  # reference answers in a forward, and the most tokens of each with its prompt

@@ -23,7 +23,7 @@ from foredraft.bench.measure.records import read_runs
 from foredraft.bench.measure.summary import grouped, pairs, ratios
 
 RESULTS = Path(__file__).resolve().parent / "results"
-SPEEDS = (RESULTS / "glide_speed.jsonl", RESULTS / "early_exit_speed.jsonl")
+SPEEDS = tuple(RESULTS / f"{name}_speed.jsonl" for name in ("glide", "early_exit", "layer_skip"))
 MIB = 2**20
 
 

@@ -225,6 +225,35 @@ def speeds(part: str, model: str | Path, inputs: Inputs, arms: dict[str, str], *
     return foredraft("bench", "-m", model, *words, *files, *limits, "--out", f"benchmarks/results/{part}_speed.jsonl")
 
 
+def early_exit(inputs: Inputs) -> list[Command]:
+    """LayerSkip's training of the real model, a search for layers to skip, and what both accept."""
+    answers, parts, model = STATE / "answers", STATE / "answers-split", inputs.smollm2
+    open_end = "assistant_confidence_threshold=0"
+    files, run, skips = [answers / "T0.jsonl", answers / "T1.jsonl"], STATE / "exit", STATE / "skips.json"
+    held = [parts / f"held_{file.name}" for file in files]
+    train = ["--data", parts / "train.jsonl", "--out", run, "--tokens", "400000", "--batch", "4"]
+    some = ["--count", "1", "--chat", "--max-new-tokens", "32", *repeated("--prompts", questions(inputs, ALL_TASKS))]
+    words = ["--model", model, "--trained", run / "model", "--skips", skips]
+    words += ["--prompts", *questions(inputs, ALL_TASKS)]
+    words += ["--answers", *held, "--answer-count", "100", "--count", "8", "--weights", "int8"]
+    words += ["--exits", "8", "15", "23", "--chains", "2", "4", "6", "--temperatures", "0"]
+    first = f"early_exit,{open_end}"
+    early = {
+        f"early_exit {n} tokens by {e} layers": f"{first},assistant_early_exit={e},num_assistant_tokens={n}"
+        for e, n in ((8, 2), (15, 2), (15, 4), (23, 2))
+    }
+    skipping = {f"layer_skip {n} tokens": f"layer_skip:{skips},{open_end},num_assistant_tokens={n}" for n in (2, 4)}
+    return [
+        answers_of(inputs),
+        script("lossy", "--answers", *files, "--split", parts),
+        foredraft("skip", "-m", model, "--weights", "int8", *some, "--out", skips),
+        foredraft("train", "early_exit", "-m", model, *train, "--recipe", "share=0.25"),
+        script("early_exit", *words),
+        speeds("early_exit", run / "model", inputs, early, "--weights", "int4", count=2),
+        speeds("layer_skip", model, inputs, skipping, "--weights", "int4", count=2),
+    ]
+
+
 def lossy(inputs: Inputs) -> list[Command]:
     """Heads of the real model and Medusa-2's target, and what lossy rules do with them."""
     answers, parts, model = STATE / "answers", STATE / "answers-split", ["-m", inputs.smollm2]
@@ -382,6 +411,13 @@ PARTS = {
         ("glide.jsonl", "glide_smollm2.jsonl", "glide_speed.jsonl"),
         lambda i: (Path(i.smollm2), i.corpus, i.prompts),
         glide,
+    ),
+    "early_exit": Part(
+        "LayerSkip's training of a real model, and layers to skip: methods/early_exit.md, methods/layer_skip.md",
+        2.0,
+        ("early_exit.jsonl", "early_exit_speed.jsonl", "layer_skip_speed.jsonl"),
+        lambda i: (Path(i.smollm2), i.prompts),
+        early_exit,
     ),
     "lossy": Part(
         "lossy rules and Medusa-2, with training (minutes on a GPU): methods",
