@@ -7,7 +7,7 @@ the loop's (``plain`` over ``hf``) times drafting's (over ``plain``). In samples
 token's q from another token's place (docs/log.md), so the target's law judges samples, and ``hf_repaired`` is
 ``hf_universal`` without this fault.
 
-    python benchmarks/pairs.py --smollm2 MODEL --smollm2-draft DRAFT --models ../shared/models \\
+    python benchmarks/pairs.py --smollm2 MODEL --smollm2-draft DRAFT --trained TRAINED --models ../shared/models \\
         --prompts ../shared/data/prompts/eagle/*/question.jsonl
     python benchmarks/pairs.py ... --only smollm2+sample-16m --seconds 45     # some of it
 
@@ -42,7 +42,7 @@ from foredraft.model.text.tokenizer import Tokenizer
 
 RESULTS = Path(__file__).resolve().parent / "results" / "universal.jsonl"
 PAIRS = {
-    "smollm2": ("sample-16m", "draft-6m", "draft-4m"),
+    "smollm2": ("sample-16m", "sample-16m-trained", "draft-6m", "draft-4m"),
     "target-65m": ("smollm2-draft", "draft-4m"),
     "sample-16m": ("draft-6m",),
 }
@@ -74,7 +74,7 @@ Arm = Callable[[Sequence[int], SamplingParams], Output]
 
 
 def folder(args: argparse.Namespace, name: str) -> Path:
-    own = {"smollm2": args.smollm2, "smollm2-draft": args.smollm2_draft}
+    own = {"smollm2": args.smollm2, "smollm2-draft": args.smollm2_draft, "sample-16m-trained": args.trained}
     return own.get(name) or args.models / name
 
 
@@ -312,6 +312,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--smollm2", type=Path, help="SmolLM2-135M-Instruct")
     parser.add_argument("--smollm2-draft", type=Path, help="a draft with its tokenizer")
+    parser.add_argument("--trained", type=Path, help="sample-16m, trained on SmolLM2's answers")
     parser.add_argument("--models", type=Path, default=Path("../shared/models"))
     parser.add_argument("--prompts", nargs="+", help="question files; those of mt_bench, gsm8k and humaneval are used")
     parser.add_argument("--only", nargs="+", help="pairs, as target+draft")
@@ -326,7 +327,7 @@ def main() -> None:
     until = time.perf_counter() + args.seconds
     torch.set_num_threads(args.threads)
     args.prompts = [file for file in args.prompts or [] if any(f"/{task}/" in file for task in TASKS)]
-    given = "--smollm2 MODEL --smollm2-draft DRAFT --models ../shared/models --prompts .../question.jsonl"
+    given = "--smollm2 MODEL --smollm2-draft DRAFT --trained TRAINED --models ../shared/models --prompts .../question.jsonl"
     origin = provenance(f"python benchmarks/pairs.py {given}", tokens=args.tokens)
     found = read(args.out) if args.out.exists() else {}
     if origin["commit"] not in {each["commit"] for each in found.get("provenance", ())}:
