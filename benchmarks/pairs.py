@@ -327,7 +327,9 @@ def main() -> None:
     until = time.perf_counter() + args.seconds
     torch.set_num_threads(args.threads)
     args.prompts = [file for file in args.prompts or [] if any(f"/{task}/" in file for task in TASKS)]
-    given = "--smollm2 MODEL --smollm2-draft DRAFT --trained TRAINED --models ../shared/models --prompts .../question.jsonl"
+    given = (
+        "--smollm2 MODEL --smollm2-draft DRAFT --trained TRAINED --models ../shared/models --prompts .../question.jsonl"
+    )
     origin = provenance(f"python benchmarks/pairs.py {given}", tokens=args.tokens)
     found = read(args.out) if args.out.exists() else {}
     if origin["commit"] not in {each["commit"] for each in found.get("provenance", ())}:
