@@ -338,6 +338,8 @@ def main() -> None:
     done = {_key(run) for run in own if not run["temperature"] or REPAIRED in run["arms"]}
     for target, drafts in PAIRS.items():
         for draft in drafts:
+            if draft == "sample-16m-trained" and args.trained is None:
+                continue
             if not args.only or f"{target}+{draft}" in args.only:
                 measure(args, (target, draft), done, until)
     print(table(args.out))
