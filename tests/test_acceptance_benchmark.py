@@ -1,11 +1,11 @@
 """benchmarks/acceptance.py on a few tokens: cells with their rules, going on after an interruption, and the tables."""
 
-import importlib
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,21 +16,19 @@ from foredraft.bench.check import draft_always
 from foredraft.model.native.model import NativeLM
 from native import needs_compiler
 
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 MODELS = Path(foredraft.__path__[0]) / "models"
 HEADS = {"eagle1": "sample-eagle", "blockwise": "sample-medusa"}
 METHODS = ("eagle1-chain", "blockwise", "prompt_lookup")
 
 
 @pytest.fixture
-def tool(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    return importlib.import_module("acceptance")
+def tool(script: Callable[[str], ModuleType]) -> Any:
+    return script("acceptance")
 
 
 @pytest.fixture
-def tables(tool: Any) -> Any:
-    return importlib.import_module("acceptance_tables")
+def tables(script: Callable[[str], ModuleType]) -> Any:
+    return script("acceptance_tables")
 
 
 def run(tool: Any, monkeypatch: pytest.MonkeyPatch, folder: Path, *more: str) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """benchmarks/drafts.py: what is computed from laws and ranks, and the tables of its cells."""
 
-import importlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 ORIGIN = {
     "commit": "0" * 40,
     "device": "a processor",
@@ -21,15 +20,13 @@ ORIGIN = {
 
 
 @pytest.fixture
-def tool(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    return importlib.import_module("drafts")
+def tool(script: Callable[[str], ModuleType]) -> ModuleType:
+    return script("drafts")
 
 
 @pytest.fixture
-def tables(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    return importlib.import_module("drafts_tables")
+def tables(script: Callable[[str], ModuleType]) -> ModuleType:
+    return script("drafts_tables")
 
 
 def test_multi_step_sampling_accepts_as_often_as_its_simulation(tool: ModuleType):

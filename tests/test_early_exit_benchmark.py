@@ -1,9 +1,9 @@
 """benchmarks/early_exit.py on a few tokens: chains of both models and without layers, quality, going on, the table."""
 
-import importlib
 import json
 import math
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,15 +14,12 @@ import foredraft
 from foredraft.drafters.layer_skip.config import SkipConfig, write_skip_config
 from foredraft.model.loading.bundled import resolve
 
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
-
 FOUND = {"tokens_a_step": 1.5, "length": 1, "cost": 0.7, "speed_by_weights": 0.88, "tokens": 90}
 
 
 @pytest.fixture
-def tool(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    return importlib.import_module("early_exit")
+def tool(script: Callable[[str], ModuleType]) -> ModuleType:
+    return script("early_exit")
 
 
 @pytest.fixture

@@ -1,26 +1,30 @@
 """benchmarks/engines.py with the arms that need no peer: both run the same model, and missing peers are told."""
 
-import importlib
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import foredraft
 
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 TASKS = ("edit", "code", "maths", "write", "explain", "list")
 MODEL = Path(foredraft.__path__[0]) / "models" / "sample-16m"
 
 
-def test_two_engines_in_turns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    monkeypatch.syspath_prepend(BENCHMARKS)
+def test_two_engines_in_turns(
+    script: Callable[[str], ModuleType],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+):
     out = tmp_path / "engines.jsonl"
     words = ["engines.py", "--model", str(MODEL), "--prompt-files", str(tmp_path / "none"), "--out", str(out)]
     words += ["--tokens", "6", "--prompts", "1", "--scored", "40", "--only", "* float32 plain @1"]
     monkeypatch.setattr(sys, "argv", words)
-    importlib.import_module("engines").main()
-    lines = importlib.import_module("reading").read(out)
+    script("engines").main()
+    lines = script("reading").read(out)
     runs = {(run["arm"], run["task"]): run for run in lines["run"]}
     assert len(runs) == len(lines["run"]) == 12
     for task in ("edit", "code"):
@@ -35,8 +39,8 @@ def test_two_engines_in_turns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, c
     assert told.count("| foredraft float32 plain | 1 |") == 2
     words += ["transformers float32 *", "*float32 default @1", "--few", "* default @1", "--prompts", "2"]
     monkeypatch.setattr(sys, "argv", [*words, "--assistant", str(MODEL)])
-    importlib.import_module("engines").main()
-    lines = importlib.import_module("reading").read(out)
+    script("engines").main()
+    lines = script("reading").read(out)
     added = {(run["arm"], run["task"], run["prompt"]): run for run in lines["run"][12:]}
     assert [key for key in added if "default" in key[0]] == [("foredraft float32 default", t, 0) for t in TASKS]
     again = [(arm, task, number) for arm, task, number in added if arm == "transformers float32 plain"]
@@ -46,9 +50,8 @@ def test_two_engines_in_turns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, c
         assert theirs["output"] == ours_of["edit"] and 1 <= theirs["first_tokens"] <= 6
 
 
-def test_defaults_against_the_best_mode_of_each_peer(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    tables = importlib.import_module("engine_tables")
+def test_defaults_against_the_best_mode_of_each_peer(script: Callable[[str], ModuleType]):
+    tables = script("engine_tables")
     speeds = {
         "foredraft Q4_0 plain": (200, 200, 200),
         "foredraft Q4_0 default": (400, 300, 150),
@@ -70,21 +73,22 @@ def test_defaults_against_the_best_mode_of_each_peer(monkeypatch: pytest.MonkeyP
     )
 
 
-def test_a_shape_with_random_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.syspath_prepend(BENCHMARKS)
+def test_a_shape_with_random_weights(
+    script: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 16}
     shape = {**sizes, "num_attention_heads": 4, "num_key_value_heads": 2}
-    monkeypatch.setitem(importlib.import_module("write_gguf").SHAPES, "tiny", shape)
+    monkeypatch.setitem(script("write_gguf").SHAPES, "tiny", shape)
     out = tmp_path / "shapes.jsonl"
     words = ["engines.py", "--model", str(MODEL), "--prompt-files", str(tmp_path / "none"), "--out", str(out)]
     words += ["--shape", "tiny", "--tokens", "6", "--prompts", "1", "--only", "foredraft * plain @1"]
     monkeypatch.setattr(sys, "argv", words)
-    importlib.import_module("engines").main()
-    lines = importlib.import_module("reading").read(out)
+    script("engines").main()
+    lines = script("reading").read(out)
     assert {run["arm"] for run in lines["run"]} == {"foredraft tiny-Q4_0 plain"} and "quality" not in lines
     assert lines["provenance"][0]["gguf"] == ["random.tiny-Q4_0.gguf"]
     assert len({tuple(run["output"]) for run in lines["run"]}) > 1
     theirs = [{**run, "arm": "llama.cpp tiny-Q4_0 plain", "seconds": 2 * run["seconds"]} for run in lines["run"]]
     theirs = [{**run, "first_seconds": 2 * run["first_seconds"]} for run in theirs]
-    row = importlib.import_module("engine_tables").shapes({"run": lines["run"] + theirs}).splitlines()[2]
+    row = script("engine_tables").shapes({"run": lines["run"] + theirs}).splitlines()[2]
     assert row.startswith("| tiny-Q4_0 | 1 |") and row.endswith("| 2.00 | 2.00 |")

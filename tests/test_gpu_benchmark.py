@@ -1,15 +1,14 @@
 """benchmarks/gpu.py at tiny size on a CPU: every part makes its records, and one that fails stops nothing."""
 
-import importlib
 import io
 import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,9 +20,8 @@ BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    return importlib.import_module("gpu")
+def gpu(script: Callable[[str], ModuleType]) -> Any:
+    return script("gpu")
 
 
 def test_a_part_that_fails_or_takes_too_long_is_recorded_and_the_next_one_begins(

@@ -1,22 +1,20 @@
 """benchmarks/heads_summary.py: GLIDE's heads beside EAGLE's."""
 
-import importlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 ORIGIN = {"kind": "provenance", "commit": "0" * 40, "device": "a processor", "threads": 1, "torch": "2"}
 ORIGIN |= {"transformers": "5", "date": "2026-01-01", "passes": 3, "new_tokens": 64}
 
 
 @pytest.fixture
-def summary(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    return importlib.import_module("heads_summary")
+def summary(script: Callable[[str], ModuleType]) -> ModuleType:
+    return script("heads_summary")
 
 
 def head(method: str, size: float, forwards: list[int]) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """benchmarks/lossy.py on a few tokens: cells, going on after an interruption, parts, scores, and the table."""
 
-import importlib
 import json
 import math
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -11,14 +11,12 @@ import pytest
 
 import foredraft
 
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 SUMS = ["What is 2 + 3?", "What is 7 - 4?"]
 
 
 @pytest.fixture
-def tool(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    return importlib.import_module("lossy")
+def tool(script: Callable[[str], ModuleType]) -> ModuleType:
+    return script("lossy")
 
 
 @pytest.fixture

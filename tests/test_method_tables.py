@@ -1,7 +1,7 @@
 """benchmarks/method_tables.py: speeds of methods from run files."""
 
-import importlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -10,13 +10,10 @@ import pytest
 
 from foredraft.bench.measure.records import OutputRecord, Run
 
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
-
 
 @pytest.fixture
-def tables(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    return importlib.import_module("method_tables")
+def tables(script: Callable[[str], ModuleType]) -> ModuleType:
+    return script("method_tables")
 
 
 def provenance(model: str, weights: str | None) -> dict[str, Any]:

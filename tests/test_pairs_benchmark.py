@@ -1,8 +1,8 @@
 """benchmarks/pairs.py on a few tokens: lines, going on after an interruption, the law's judgement, and the tables."""
 
-import importlib
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -10,15 +10,13 @@ import pytest
 
 import foredraft
 
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 MODELS = Path(foredraft.__path__[0]) / "models"
 PAIR = ("sample-16m", "draft-4m")
 
 
 @pytest.fixture
-def tool(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    found = importlib.import_module("pairs")
+def tool(script: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    found = script("pairs")
     monkeypatch.setattr(found, "PAIRS", {PAIR[0]: PAIR[1:]})
     return found
 

@@ -4,6 +4,7 @@ import importlib
 import json
 import lzma
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -15,14 +16,12 @@ from foredraft.drafters.partial import Partial
 from foredraft.model.hf.causal_lm import CausalLM
 from foredraft.model.loading.bundled import resolve
 
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 LENGTHS = (80, 61, 90)
 
 
 @pytest.fixture
-def tool(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    return importlib.import_module("retrieval")
+def tool(script: Callable[[str], ModuleType]) -> ModuleType:
+    return script("retrieval")
 
 
 def written(tool: ModuleType, target: CausalLM):

@@ -1,20 +1,17 @@
 """benchmarks/shared_noise.py on a few tokens: cells, going on after an interruption, and the table."""
 
-import importlib
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
-
 
 @pytest.fixture
-def tool(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    return importlib.import_module("shared_noise")
+def tool(script: Callable[[str], ModuleType]) -> ModuleType:
+    return script("shared_noise")
 
 
 def test_a_finished_cell_is_not_run_again(tool: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

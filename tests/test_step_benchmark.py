@@ -1,21 +1,21 @@
 """benchmarks/step.py on a few tokens: it still finds every phase of a step."""
 
-import importlib
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
-
-def test_every_phase_of_a_step_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.syspath_prepend(BENCHMARKS)
+def test_every_phase_of_a_step_is_found(
+    script: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
     out = tmp_path / "step.jsonl"
     words = ["step.py", "--methods", "eagle3", "--temperatures", "1", "--new-tokens", "8", "--repeats", "1"]
     monkeypatch.setattr(sys, "argv", [*words, "--out", str(out)])
-    importlib.import_module("step").main()
+    script("step").main()
     found = json.loads(out.read_text("utf-8").splitlines()[-1])
     operators, milliseconds = found["operators"], found["milliseconds"]
     assert operators["forward"] > 100 and operators["propose"] > 100

@@ -1,8 +1,8 @@
 """benchmarks/stopping.py: its replays do what decoding does, its oracle is one, it continues its files."""
 
-import importlib
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -16,15 +16,13 @@ from foredraft.core.drafter import Plan, View
 from foredraft.engine.policy import Policy
 from foredraft.engine.step import StepResult
 
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 PROMPTS = ["def add(a, b):", "Count: 1, 2, 3, 4,"]
 TOKENS = 40
 
 
 @pytest.fixture
-def tool(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    return importlib.import_module("stopping")
+def tool(script: Callable[[str], ModuleType]) -> ModuleType:
+    return script("stopping")
 
 
 class Modelled(Policy):
