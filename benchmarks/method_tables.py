@@ -17,7 +17,7 @@ import retrieval
 import retrieval_tables
 import shared_noise
 from origin import origin_line
-from reading import interval, markdown_table, quartiles, read, with_interval
+from reading import markdown_table, quartiles, read, with_interval
 
 from foredraft.bench.measure.records import read_runs
 from foredraft.bench.measure.summary import grouped, pairs, ratios
@@ -108,11 +108,9 @@ def _speeds(page: str, path: Path) -> Iterator[str]:
     for model, found in grouped(every, lambda pair: pair.run.model).items():
         rows = []
         for arm, own in grouped(found, lambda pair: pair.run.arm).items():
-            low, high = interval(ratios(own), statistics.median, 1000)
-            speed = f"{statistics.median(ratios(own)):.2f} ({low:.2f} to {high:.2f})"
-            rows.append(
-                [arm.removeprefix(f"{page} "), speed, with_interval([run for run, _ in own], real_model.length, 1000)]
-            )
+            speed = with_interval(ratios(own), statistics.median, 1000)
+            length = with_interval([run for run, _ in own], real_model.length, 1000)
+            rows.append([arm.removeprefix(f"{page} "), speed, length])
         name = "the trained model" if Path(model).name == "model" else Path(model).name  # train writes RUN/model
         origin = [each for each in file.provenance if each["settings"]["model"] == model][-1]
         settings, count = origin["settings"], len(found) // len(rows)

@@ -283,11 +283,11 @@ class Engine:
 
     def _retire_finished(self) -> None:
         """Retire ended rows. If this is interrupted, it is repeated."""
-        held, ended = self._batch.rows, any(sequence.finished for sequence in self._batch.sequences)
-        if held and not ended and not self._reader.requests and self._drafter_rows.issubset(held):
+        rows = self._batch.rows
+        held = zip(rows, self._batch.sequences, strict=True)
+        ended = {row: sequence for row, sequence in held if sequence.finished}
+        if rows and not ended and not self._reader.requests and self._drafter_rows.issubset(rows):
             return
-        rows = zip(self._batch.rows, self._batch.sequences, strict=True)
-        ended = {row: sequence for row, sequence in rows if sequence.finished}
         for row, sequence in ended.items():
             self.prefixes.end(row, sequence)
         self._admission.ended(ended.values())
