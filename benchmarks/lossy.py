@@ -53,7 +53,9 @@ APPROXIMATE = (
     *(f"approximate,top_k={k}" for k in (2, 3, 5)),
     *(f"approximate,min_block={size}" for size in (2, 3)),
     "approximate,top_k=2,min_block=2",
+    *(f"approximate,distance=2,ordered={ids}" for ids in ("32x41", "0x49151")),
 )
+"""Of SmolLM2, ids 32 to 41 are the digits in their order; those of the whole vocabulary have none."""
 RULES = {"medusa": TYPICAL, "blockwise": APPROXIMATE}
 """Lossy rules by the drafter of their paper."""
 FLOAT = "float32"
