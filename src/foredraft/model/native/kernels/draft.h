@@ -26,7 +26,7 @@ typedef struct {
     int64_t *places, *numbers; /* of the frontier: of its parents on the level above, and as candidates */
     int64_t *ids, *parents, *depths;              /* of candidates */
     float *states, *read, *logits, *paths, *scores; /* paths: scores of the frontier */
-    float *leads, *work, *joined, *fused; /* joined: sources of the fresh states */
+    float *leads, *work, *joined, *fused; /* joined: sources of products */
     uint8_t *family, *spare, *seen; /* [B, frontier, nodes]: what the frontier attends to; within a kind's window */
     uint8_t *kept;
 } Growing;
@@ -49,16 +49,18 @@ static int32_t read_nodes(Growing *g, int64_t nodes) {
     return fd_forward(g->engine, g->model, &g->step, g->threads);
 }
 
-/* Make the fresh states. */
+/* Make the fresh states: products of what each is made of, or copies. */
 static int32_t make_states(Growing *g) {
     const Draft *d = g->draft;
-    int64_t hidden = g->model->hidden, inputs = d->fused ? d->fused->inputs : hidden, part = inputs / larger(d->parts, 1);
-    float *out = d->fused ? g->fused : g->joined;
-    int64_t stride = d->fused ? padded(hidden, TILE) : hidden;
-    for (int64_t i = 0; i < d->fresh * d->parts; i++) memcpy(g->joined + i * part, d->sources[i], (size_t)part * 4);
-    int32_t bad = d->fused ? fd_product(g->engine, d->fused, g->joined, d->fresh, out, stride, g->threads) : OK;
+    int64_t hidden = g->model->hidden, stride = padded(hidden, TILE), part = d->fused ? d->fused->inputs / d->parts : hidden;
+    for (int64_t i = 0; i < d->fresh * d->parts; i++) {
+        float *place = d->fused ? g->joined + i * part : d->states + d->targets[i] * hidden;
+        memcpy(place, d->sources[i], (size_t)part * 4);
+    }
+    if (!d->fused) return OK;
+    int32_t bad = fd_product(g->engine, d->fused, g->joined, d->fresh, g->fused, stride, g->threads);
     for (int64_t i = 0; !bad && i < d->fresh; i++)
-        memcpy(d->states + d->targets[i] * hidden, out + i * stride, (size_t)hidden * 4);
+        memcpy(d->states + d->targets[i] * hidden, g->fused + i * stride, (size_t)hidden * 4);
     return bad;
 }
 
@@ -261,7 +263,7 @@ static size_t lay_out_draft(Growing *g, uint8_t *memory) {
     g->states = take(&next, in_forward * hidden, 4), g->read = take(&next, in_forward * hidden, 4);
     g->logits = take(&next, on_level * g->stride, 4), g->paths = take(&next, on_level, 4), g->scores = take(&next, all, 4);
     g->leads = take(&next, padded(d->count, TILE), 4), g->work = take(&next, padded(d->count, TILE), 4);
-    g->joined = take(&next, d->fresh * (d->fused ? d->fused->inputs : hidden), 4);
+    g->joined = take(&next, d->fused ? d->fresh * d->fused->inputs : 0, 4);
     g->fused = take(&next, d->fused ? d->fresh * padded(hidden, TILE) : 0, 4);
     g->family = take(&next, on_level * read, 1), g->spare = take(&next, on_level * read, 1);
     g->seen = take(&next, kinds * on_level * read, 1), g->kept = take(&next, g->most, 1);
