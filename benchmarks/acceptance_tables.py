@@ -177,33 +177,36 @@ def differences(results: Results, comparisons: Sequence[Comparison]) -> str:
     return "\n".join(markdown_table(head, lines)) if lines else ""
 
 
-def by_arm(results: Results, temperature: float) -> str:
-    """Every arm at a temperature, with all rules; empty if none was run."""
-    ruled = any(cell[2] != SHARED and cell[3] == temperature for cell in results.texts)
+def by_arm(results: Results, temperature: float) -> tuple[str, str]:
+    """A title, and every arm at a temperature with the rules that were run there; an empty table if no arm was."""
+    run = {cell[2] for cell in results.texts if cell[3] == temperature}
+    picked, drawn = PICKED in run, bool(run - {SHARED, PICKED})
     tasks, lines = results.tasks, []
     for arm in results.arms():
         runs = results.runs((*arm, SHARED, temperature))
         if not runs:
             continue
-        method, size = arm
-        row = [TITLES[method], str(results.nodes[arm]), _length(runs)]
-        ratio = [(*arm, rule, temperature) for rule in RATIO.get(method, ())]
-        if ruled:
-            beside = [f"{cell[2]} {_length(own)}" for cell in ratio if (own := results.runs(cell))]
-            picked = results.runs((method, size, PICKED, temperature))
-            row += ["; ".join(beside), _length(picked) if picked else ""]
+        row = [TITLES[arm[0]], str(results.nodes[arm]), _length(runs)]
+        ratio = [(*arm, rule, temperature) for rule in RATIO.get(arm[0], ())]
+        if drawn:
+            row.append("; ".join(f"{cell[2]} {_length(own)}" for cell in ratio if (own := results.runs(cell))))
+        if picked:
+            own = results.runs((*arm, PICKED, temperature))
+            row.append(_length(own) if own else "")
         row.append(by_position(runs))
         for task in tasks:
             shown = [
                 f"{length(own):.2f}"
-                for cell in ((*arm, SHARED, temperature), *ratio[:ruled])
+                for cell in ((*arm, SHARED, temperature), *ratio)
                 if (own := results.texts.get(cell, {}).get(task))
             ]
             row.append(" / ".join(shown))
         lines.append(row)
-    rest = ["drawn, ratio rule", "picked"] if ruled else []
-    first = "shared noise" if ruled else "acceptance length"
-    return "\n".join(markdown_table(["method", "nodes", first, *rest, "by position", *tasks], lines)) if lines else ""
+    first = "shared noise" if drawn or picked else "acceptance length"
+    head = ["method", "nodes", first, *["drawn, ratio rule"] * drawn, *["picked"] * picked, "by position", *tasks]
+    beside = " (by task: shared noise / ratio rule)" if drawn else ", shared noise"
+    title = "Greedy:" if temperature == 0 else f"Temperature {temperature:g}{beside}:"
+    return title, "\n".join(markdown_table(head, lines)) if lines else ""
 
 
 def notes(results: Results) -> str:
@@ -233,10 +236,6 @@ def tables(path: Path = RESULTS) -> str:
     size = f"{most} prompt{'s' * (most > 1)} a task"
     titles = {"Orderings, with intervals over the same prompts:": orders(), "Rules at temperatures above 0:": rules()}
     parts = [(title, differences(results, comparisons)) for title, comparisons in titles.items()]
-    for temperature in results.temperatures:
-        run = {cell[2] for cell in results.texts if cell[3] == temperature}
-        beside = " (by task: shared noise / ratio rule)" if run - {SHARED, PICKED} else ", shared noise"
-        title = "Greedy:" if temperature == 0 else f"Temperature {temperature:g}{beside}:"
-        parts.append((title, by_arm(results, temperature)))
+    parts += [by_arm(results, temperature) for temperature in results.temperatures]
     about = f"Acceptance on {size}, {tokens} new tokens."
     return "\n\n".join([about, *(f"{title}\n\n{part}" for title, part in parts if part), notes(results)])

@@ -81,6 +81,24 @@ def test_every_arm_with_every_rule_writes_plain_decodings_texts(
     assert "| blockwise: block over token verification | 1 | " in text
 
 
+@pytest.mark.parametrize(
+    ("rules", "title", "columns"),
+    [
+        ((), "Temperature 1, shared noise:", ["acceptance length"]),
+        (("picked",), "Temperature 1, shared noise:", ["shared noise", "picked"]),
+        (("block",), "Temperature 1 (by task: shared noise / ratio rule):", ["shared noise", "drawn, ratio rule"]),
+    ],
+)
+def test_a_table_has_the_rules_that_were_run(tables: Any, rules: tuple[str, ...], title: str, columns: list[str]):
+    texts = [tables.Run("", "qa", (), tokens=6, forwards=3, accepted_by_depth=(3,))] * 2
+    results = tables.Results(nodes={("blockwise", "4"): 4})
+    results.texts = {("blockwise", "4", rule, 1.0): {"qa": texts} for rule in (tables.SHARED, *rules)}
+    found, table = tables.by_arm(results, 1.0)
+    head, _, row = ([cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines())
+    assert found == title and head == ["method", "nodes", *columns, "by position", "qa"]
+    assert len(row) == len(head) and row[-1] == ("2.00 / 2.00" if "block" in rules else "2.00")
+
+
 @needs_compiler
 def test_replays_are_what_would_be_decoded(tool: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     methods = (*METHODS, "sequoia", "--draft-model", str(MODELS / "draft-4m"))
