@@ -216,10 +216,35 @@ def test_half_a_name_is_refused(text: str):
 
 
 @pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("EAGLE-3, wide=eagle3:HEAD,nodes=60", "Unknown drafter 'EAGLE-3'"),
+        ("eagle3, wide=eagle3:HEAD,nodes=60", "Unknown option of eagle3 'wide'"),
+        ("theirs: plain=transformers", "Unknown drafter 'theirs'"),
+    ],
+)
+def test_a_name_with_a_comma_or_colon_is_refused(text: str, sentence: str):
+    with pytest.raises(OptionError) as error:
+        ArmSpec.parse(text)
+    name = text.partition("=")[0]
+    assert str(error.value).startswith(sentence)
+    assert str(error.value).endswith(f" If {name!r} is the arm's name: names have no comma and no colon.")
+
+
+@pytest.mark.parametrize("text", ["eagle1:HEAD,tree=medusa", "relay:[eagle1,tree=medusa]+max_gram", "eagle3,dept=2"])
+def test_options_are_no_names(text: str):
+    assert ArmSpec.parse(text).spec == text
+
+
+@pytest.mark.parametrize(
     ("specs", "sentence"),
     [
         ([], "Nothing to compare: name at least one drafter."),
-        (["none", "none"], "Two arms are named 'none'; rename one, as in none-2=none:PATH."),
+        (["none", "none"], "Two arms are named 'none': name one yourself, as in second=none."),
+        (
+            ["eagle1:A,tree=medusa", "eagle1:B,tree=medusa"],
+            "Two arms are named 'eagle1,tree=medusa': name one yourself, as in second=eagle1:B,tree=medusa.",
+        ),
         (["none", "transformers_lookup:here"], "transformers_lookup takes no path."),
         (["none", "transformers:here"], "transformers takes no path."),
         (["eagle7"], "Unknown drafter 'eagle7'"),

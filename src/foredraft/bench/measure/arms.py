@@ -10,6 +10,7 @@ from typing import Any, final
 from foredraft.compose.calibration import CALIBRATION, calibrated_folder, store_calibration
 from foredraft.compose.load import build_generators
 from foredraft.compose.options import LoadOptions
+from foredraft.compose.spec import Spec
 from foredraft.core.drafter import Background
 from foredraft.core.errors import OptionError
 from foredraft.core.sampling.params import SamplingParams
@@ -109,19 +110,32 @@ class ArmSpec:
         """Parse a spec. The default name drops the path: draft_model:PATH,branching=2x2 is draft_model,branching=2x2.
 
         Raises:
-            OptionError: empty name or spec.
+            OptionError: empty name or spec, or a name with a comma or colon.
         """
         head, equals, rest = text.partition("=")
         if equals and not {":", ","} & set(head):
             if not head or not rest:
                 raise OptionError(f"Invalid arm {text!r}: write SPEC or NAME=SPEC.")
             return cls(head, rest)
+        if equals and (fault := _fault(text)) and not _fault(rest):
+            raise OptionError(f"{fault} If {head!r} is the arm's name: names have no comma and no colon.")
         method, comma, options = text.partition(",")
         return cls(method.partition(":")[0] + comma + shortened(options), text)
 
     @property
     def stock(self) -> bool:
         return self.spec.partition(":")[0] in STOCK
+
+
+def _fault(spec: str) -> str:
+    """What is wrong with an arm's spec; empty if nothing is."""
+    if spec.partition(":")[0] in STOCK:
+        return ""
+    try:
+        Spec.parse(spec)
+    except OptionError as error:
+        return str(error)
+    return ""
 
 
 def make_arms(specs: Sequence[ArmSpec], model: str, options: LoadOptions) -> list[BenchArm]:
@@ -136,9 +150,9 @@ def make_arms(specs: Sequence[ArmSpec], model: str, options: LoadOptions) -> lis
     names = [each.name for each in specs]
     if not names:
         raise OptionError("Nothing to compare: name at least one drafter.")
-    for name in names:
-        if names.count(name) > 1:
-            raise OptionError(f"Two arms are named {name!r}; rename one, as in {name}-2={name}:PATH.")
+    for number, each in enumerate(specs):
+        if each.name in names[:number]:
+            raise OptionError(f"Two arms are named {each.name!r}: name one yourself, as in second={each.spec}.")
     ours = [each for each in specs if not each.stock]
     if options.tensor_parallel > 1 and len(ours) < len(specs):
         stock = next(each.spec for each in specs if each.stock)

@@ -277,6 +277,7 @@ def read_existing(path: Path, settings: Settings) -> RunFile:
             old = each.get("settings", {}).get(name)
             if old != value:
                 raise OptionError(
-                    f"{path} has runs with {name} {old!r}, not {value!r}: use another file, or {name} {old!r}."
+                    f"{path} has runs with {name} {old!r}, not {value!r}: use {name} {old!r}, or another file, since "
+                    "foredraft report reads several."
                 )
     return found
