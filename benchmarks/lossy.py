@@ -3,6 +3,7 @@
     python benchmarks/lossy.py --model MODEL --medusa HEAD --blockwise HEAD --prompts GSM8K.jsonl MT_BENCH.jsonl
     python benchmarks/lossy.py --answers T0.jsonl T1.jsonl --split FOLDER    # training data, and what is held out
     python benchmarks/lossy.py ... --medusa2 RUN/head --answers FOLDER/held_T0.jsonl FOLDER/held_T1.jsonl
+    python benchmarks/lossy.py ... --speed --weights int8 --count 8 --new-tokens 64    # on a quiet machine
 
 A cell is a drafter, a rule and a temperature: prompts run in batches, with everything drafted in every step. One JSON
 line a cell, with each text's tokens, forwards of the target and quality. transformers scores the texts, by the law of
@@ -10,23 +11,25 @@ the original target in float32: log-likelihood at the cell's temperature and at 
 best. GSM8K's answers are right if the last number is. With ``--medusa2``, that target's texts are scored by the
 original's law, and ``--answers`` (of ``foredraft answers``, not of its training) by both. A finished cell is not run
 again; ``--part 1/4`` runs every fourth cell, for several processes. Times do not matter: on a CPU, ``--weights int8
---rows 8`` is many times faster than float32.
+--rows 8`` is many times faster than float32. With ``--speed``, all rules of a drafter run beside plain decoding, one
+request at a time and with as many tokens drafted as the policy says: the arm with the fewest tokens takes a step. Four
+prompts of a file are a line of a results file of their own.
 """
 
 import argparse
 import json
-import math
 import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from early_exit import last_number
-from origin import origin_line, provenance
-from reading import interval, markdown_table, read
+from lossy_tables import EXACT, FLOAT, JOINT, NONE, PLAIN, RESULTS, RULES, SPEEDS, Cell, row_of, rules_of
+from origin import provenance
+from policy import Arm
+from reading import read
 from seeded_texts import run_texts
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -38,46 +41,9 @@ from foredraft.engine.inputs import encode
 from foredraft.files.provenance import shortened
 from foredraft.model.loading.bundled import resolve
 
-RESULTS = Path(__file__).resolve().parent / "results" / "lossy.jsonl"
-EXACT = "exact"
 FIXED = "num_assistant_tokens_schedule=constant"
-SAMPLES = 2000
-"""Of the bootstrap."""
-TYPICAL = (
-    *(f"typical,epsilon={epsilon:g}" for epsilon in (0.01, 0.03, 0.09, 0.2, 0.3)),
-    "typical,epsilon=0.09,delta=0.1",
-    "typical,epsilon=0.3,delta=0.3",
-)
-"""Delta is the paper's sqrt(epsilon), and two others."""
-APPROXIMATE = (
-    *(f"approximate,top_k={k}" for k in (2, 3, 5)),
-    *(f"approximate,min_block={size}" for size in (2, 3)),
-    "approximate,top_k=2,min_block=2",
-    *(f"approximate,distance=2,ordered={ids}" for ids in ("32x41", "0x49151")),
-)
-"""Of SmolLM2, ids 32 to 41 are the digits in their order; those of the whole vocabulary have none."""
-RULES = {"medusa": TYPICAL, "blockwise": APPROXIMATE}
-"""Lossy rules by the drafter of their paper."""
-FLOAT = "float32"
-PLAIN, JOINT = "original", "medusa2"
-"""Names of the targets."""
-
-
-class Cell(NamedTuple):
-    """What is decoded, and how; ``count``: prompts of each file, ``weights``: of target and head."""
-
-    target: str
-    drafter: str
-    rule: str
-    temperature: float
-    count: int
-    tokens: int
-    weights: str = FLOAT
-
-    @classmethod
-    def of(cls, line: dict[str, Any]) -> "Cell":
-        """The cell of a line, or what a line has for one."""
-        return cls(**{name: line[name] for name in cls._fields if name in line})
+GROUP = 4
+"""Prompts of a line of speeds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +72,7 @@ def cells(args: argparse.Namespace) -> list[Cell]:
     sides = [(PLAIN, name) for name in RULES if getattr(args, name)] + ([(JOINT, "medusa")] if args.medusa2 else [])
     for heat in args.temperatures:
         for target, drafter in sides:
-            rules = [EXACT] if target == JOINT else [EXACT, *RULES[drafter]]
-            if heat == 0:
-                rules = [rule for rule in rules if not rule.startswith("typical")]  # greedy rows are exact
+            rules = [EXACT] if target == JOINT else rules_of(drafter, heat)
             size = args.count, args.new_tokens, args.weights
             found += [Cell(target, drafter, rule, heat, *size) for rule in rules]
     part, parts = map(int, args.part.split("/"))
@@ -199,6 +163,41 @@ def held_out(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
             yield {"kind": "answers", "target": name, "file": file.stem, "texts": texts}
 
 
+def timed(args: argparse.Namespace, done: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Speeds of the rules and of plain decoding, GROUP prompts of a file a line; not those that are done."""
+    names = ("drafter", "temperature", "task", "first", "weights", "tokens")
+    ready = {tuple(line[name] for name in names) for line in done}
+    asked = [(file, first) for first in range(0, args.count, GROUP) for file in args.prompts]
+    heads = [(name, heat) for heat in args.temperatures for name in RULES if getattr(args, name)]
+    todo = [(*head, *some) for head in heads for some in asked]
+    part, parts = map(int, args.part.split("/"))
+    stored = {"dtype": FLOAT} if args.weights == FLOAT else {"weights": args.weights}
+    plain = foredraft.load(args.model, "none", device=args.device, **stored)
+    for drafter, heat, file, first in todo[part - 1 :: parts]:
+        some = questions([file], args.count)[first : first + GROUP]
+        key = (drafter, heat, some[0].task, first, args.weights, args.new_tokens)
+        if key not in ready:
+            prompts = [each.prompt for each in some]
+            runs = race(plain, f"{drafter}:{getattr(args, drafter)}", heat, prompts, args.new_tokens)
+            yield {"kind": "speed", **dict(zip(names, key, strict=True)), "runs": runs}
+
+
+def race(plain: Generator, spec: str, heat: float, prompts: Sequence[Any], tokens: int) -> list[dict[str, Any]]:
+    """Tokens, forwards and seconds of each arm on each prompt. The arms take turns by steps, so a machine that is slow
+    for a moment is slow for all of them."""
+    rules = rules_of(spec.partition(":")[0], heat)
+    loaded = {rule: foredraft.load(plain, spec, verifier=None if rule == EXACT else rule) for rule in rules}
+    arms = [Arm(NONE, plain), *(Arm(rule, generator) for rule, generator in loaded.items())]
+    params = SamplingParams(max_new_tokens=tokens, temperature=heat, eos_token_id=())
+    for arm in arms:
+        arm.start(prompts, params)
+    while (arm := min(arms, key=lambda each: each.tokens)).tokens < tokens * len(prompts):
+        arm.step(prompts, params)
+    for generator in loaded.values():
+        generator.close()
+    return [result for arm in arms for result in arm.results]
+
+
 def split(files: Sequence[Path], folder: Path, count: int) -> None:
     """Write the answers without those to ``count`` prompts that all files have, and of each file those alone."""
     rows = {file: [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] for file in files}
@@ -217,100 +216,6 @@ def _prompt(row: dict[str, Any]) -> tuple[int, ...]:
     return tuple(row["ids"][: row["prompt_length"]])
 
 
-# ---- tables
-
-
-def _shown(texts: Sequence[dict], above: str, below: str, form: str = "") -> str:
-    """A sum over another with its bootstrap interval; ``form`` exp: of -log-likelihood, so a perplexity."""
-
-    def of(some: Sequence[dict]) -> float:
-        ratio = sum(text[above] for text in some) / max(1, sum(text[below] for text in some))
-        return math.exp(-ratio) if form == "exp" else ratio
-
-    low, high = interval(texts, of, SAMPLES)
-    return f"{of(texts):.2f} ({low:.2f} to {high:.2f})"
-
-
-def row_of(texts: Sequence[dict]) -> list[str]:
-    """Acceptance and quality of a cell."""
-    answered = [{**text, "asked": 1} for text in texts if text["right"] is not None]
-    sampled = all(text["logp"] is not None for text in texts)
-    return [
-        _shown(texts, "tokens", "forwards"),
-        _shown(texts, "logp", "tokens", "exp") if sampled else "-",
-        _shown(texts, "logp_1", "tokens", "exp"),
-        f"{sum(text['best'] for text in texts) / sum(text['tokens'] for text in texts):.2f}",
-        f"{sum(text['repeated'] for text in texts) / max(1, sum(text['grams'] for text in texts)):.2f}",
-        _shown(answered, "right", "asked") if answered else "-",
-    ]
-
-
-COLUMNS = ["acceptance length", "perplexity at T", "perplexity at T = 1", "best tokens", "repeated 4-grams", "GSM8K"]
-
-
-def table(drafter: str, path: Path = RESULTS) -> str:
-    """Acceptance and quality of a drafter's rules by temperature, for its page; nothing where nothing was measured."""
-    if not path.exists():
-        return ""
-    kinds = read(path)
-    found = {Cell.of(line): line["texts"] for line in kinds["cell"]}
-    rules = [EXACT, *RULES[drafter]]
-    parts = []
-    for weights in sorted({cell.weights for cell in found}, key=lambda each: each != FLOAT):
-        own = [cell for cell in found if cell.weights == weights]
-        most = max((cell.count, cell.tokens) for cell in own)
-        own = [cell for cell in own if cell.drafter == drafter and (cell.count, cell.tokens) == most]
-        if not own:
-            continue
-        own.sort(key=lambda cell: (cell.temperature, cell.target != PLAIN, rules.index(cell.rule)))
-        some = {cell: found[cell] for cell in own}
-        origins = [each for each in kinds["provenance"] if each.get("weights", FLOAT) == weights]
-        parts += _part(some, origins, weights)
-    if drafter == "medusa" and "answers" in kinds:
-        parts.append("\n".join(answers_table(kinds["answers"])))
-    if drafter == "medusa" and "training" in kinds:
-        (line,) = kinds["training"]
-        parts.append(
-            f"Medusa-2's target after {line['tokens']:,} training tokens: the KL divergence of its law from the "
-            f"original's is {line['validation']['own_loss']:.3f} nats a token on held-out samples of the answers "
-            "(the last validation of `foredraft train medusa2`)."
-        )
-    return "\n\n".join(parts)
-
-
-def _part(found: dict[Cell, list[dict]], origins: Sequence[dict], weights: str) -> list[str]:
-    """The table of cells with these weights, and how they were made."""
-    lines = []
-    for cell in found:
-        name = cell.rule if cell.target == PLAIN else "exact, Medusa-2's target"
-        shown = name if name.startswith(EXACT) else f"`{name}`"
-        lines.append([f"{cell.temperature:g}", shown, *row_of(found[cell])])
-    first = next(iter(found))
-    tasks = Counter(text["task"] for text in found[first])
-    commits = list(dict.fromkeys(each["commit"][:9] for each in origins))
-    several = {"commits": f"commits {', '.join(commits)}"} if len(commits) > 1 else {}
-    changed = ", also where Medusa-2 has changed it" if any(cell.target == JOINT for cell in found) else ""
-    about = (
-        f"{', '.join(f'{number} prompts of {task}' for task, number in tasks.items())}, {first.tokens} tokens at most, "
-        f"{origins[0]['model']}. Perplexities of the texts are by the original target's law in float32{changed}; best "
-        "tokens: the share that is its most likely token; in brackets the 95 % bootstrap interval over "
-        f"prompts. {origin_line({**origins[0], **several}, weights)}. Made by `benchmarks/lossy.py`."
-    )
-    return ["\n".join(markdown_table(["T", "rule", *COLUMNS], lines, words=(0, 1))), about]
-
-
-def answers_table(lines: Sequence[dict]) -> list[str]:
-    """Both targets' perplexity of held-out answers."""
-    files = list(dict.fromkeys(line["file"] for line in lines))
-    texts = {(line["target"], line["file"]): line["texts"] for line in lines}
-    shown = {PLAIN: "original", JOINT: "Medusa-2's"}
-    rows = [
-        [name, *(_shown(texts[target, file], "logp_1", "tokens", "exp") for file in files)]
-        for target, name in shown.items()
-    ]
-    return markdown_table(["target: perplexity of held-out answers", *files], rows)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="sample", help="folder or hub name, or sample")
@@ -323,6 +228,7 @@ def main() -> None:
     parser.add_argument("--split", type=Path, help="folder for the parts of --answers; nothing else is done")
     parser.add_argument("--answer-count", type=int, default=200, help="answers of each file")
     parser.add_argument("--new-tokens", type=int, default=128)
+    parser.add_argument("--speed", action="store_true", help="measure speeds instead of quality")
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7, 1.0])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--weights", default=FLOAT, help="int8 or int4: on the native engine, quantised")
@@ -330,30 +236,34 @@ def main() -> None:
     parser.add_argument("--kv-cache-memory-bytes", type=int)
     parser.add_argument("--score-rows", type=int, default=8, help="texts that are scored at once")
     parser.add_argument("--part", default="1/1", help="I/N: every N-th cell from the I-th on")
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, help="results file")
     args = parser.parse_args()
     if args.split:
         return split(args.answers, args.split, args.answer_count)
     if args.answers and not args.medusa2:
         parser.error("--answers compares with --medusa2: give both")
-    if args.device == "cpu":
+    args.out = args.out or (RESULTS.with_name(SPEEDS) if args.speed else RESULTS)
+    if args.device == "cpu" and not args.speed:
         torch.set_num_threads(1)
-    kinds = read(args.out) if args.out.exists() else {}
-    done = {Cell.of(line) for line in kinds.get("cell", [])}
-    todo = [cell for cell in cells(args) if cell not in done] if args.prompts else []
-    scored = args.part.startswith("1/") and args.answers and "answers" not in kinds
     with args.out.open("a", encoding="utf-8") as file:
 
         def write(record: dict[str, Any]) -> None:
             file.write(json.dumps(record) + "\n")
             file.flush()
 
+        kinds = read(args.out)
         command = " ".join(["python benchmarks/lossy.py", *map(shortened, sys.argv[1:])])
         where = {"device": torch.cuda.get_device_name(args.device)} if args.device != "cpu" else {}
         write(provenance(command, model=Path(args.model).name, weights=args.weights, **where))
-        for cell in measured(args, todo):
+        if args.speed:
+            for line in timed(args, kinds.get("speed", [])):
+                write(line)
+            return
+        done = {Cell.of(line) for line in kinds.get("cell", [])}
+        for cell in measured(args, [cell for cell in cells(args) if cell not in done] if args.prompts else []):
             write(cell)
             print(*(cell[name] for name in Cell._fields), *row_of(cell["texts"]), sep=" | ", flush=True)
+        scored = args.part.startswith("1/") and args.answers and "answers" not in kinds
         for line in held_out(args) if scored else ():
             write(line)
 

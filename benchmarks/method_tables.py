@@ -9,7 +9,7 @@ import drafts_tables
 import early_exit
 import heads_summary
 import layer_search
-import lossy
+import lossy_tables
 import online as online_stream
 import pairs as model_pairs
 import real_model
@@ -142,7 +142,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "cascade": drafts_tables.cascades,
     "universal": model_pairs.table,
     "shared_noise": shared_noise.table,
-    **{name: functools.partial(lossy.table, name) for name in lossy.RULES},
+    **{name: functools.partial(lossy_tables.table, name) for name in lossy_tables.RULES},
 }
 """By name of the page."""
 

@@ -261,23 +261,16 @@ def lossy(inputs: Inputs) -> list[Command]:
     held = [parts / f"held_{file.name}" for file in files]
     data, medusa = ["--data", parts / "train.jsonl", "--tokens", "3000000"], STATE / "medusa" / "head"
     joint = ["--start", medusa, "--recipe", "alone=0", "--recipe", "own=kl", "--batch", "16", "--lr", "0.0005"]
-    heads = ["--medusa", medusa, "--blockwise", STATE / "blockwise" / "head", "--medusa2", STATE / "medusa2" / "head"]
+    heads = ["--model", inputs.smollm2, "--medusa", medusa, "--blockwise", STATE / "blockwise" / "head"]
+    heads += ["--weights", "int8", "--prompts", *questions(inputs, ("gsm8k", "mt_bench"))]
+    new = ["--medusa2", STATE / "medusa2" / "head", "--answers", *held]
     return [
         answers_of(inputs),
         script("lossy", "--answers", *files, "--split", parts),
         *(foredraft("train", name, *model, *data, "--out", STATE / name) for name in ("medusa", "blockwise")),
         foredraft("train", "medusa2", *model, *data, *joint, "--out", STATE / "medusa2"),
-        script(
-            "lossy",
-            "--model",
-            inputs.smollm2,
-            *heads,
-            *("--weights", "int8", "--rows", "8"),
-            "--prompts",
-            *questions(inputs, ("gsm8k", "mt_bench")),
-            "--answers",
-            *held,
-        ),
+        script("lossy", *heads, *new, "--rows", "8"),
+        script("lossy", *heads, "--speed", "--temperatures", "1", "--count", "8", "--new-tokens", "64"),
     ]
 
 
@@ -422,7 +415,7 @@ PARTS = {
     "lossy": Part(
         "lossy rules and Medusa-2, with training (minutes on a GPU): methods",
         12.0,
-        ("lossy.jsonl",),
+        ("lossy.jsonl", "lossy_speed.jsonl"),
         lambda i: (Path(i.smollm2), i.prompts),
         lossy,
     ),

@@ -11,12 +11,18 @@ import pytest
 
 import foredraft
 
+TASKS = ("sums", "talk")
 SUMS = ["What is 2 + 3?", "What is 7 - 4?"]
 
 
 @pytest.fixture
 def tool(script: Callable[[str], ModuleType]) -> ModuleType:
     return script("lossy")
+
+
+@pytest.fixture
+def tables(script: Callable[[str], ModuleType]) -> ModuleType:
+    return script("lossy_tables")
 
 
 @pytest.fixture
@@ -52,10 +58,11 @@ def test_scores_are_the_targets(tool: ModuleType):
 
 
 def test_a_finished_cell_is_not_run_again(
-    tool: ModuleType, prompts: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    tool: ModuleType, tables: ModuleType, prompts: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     out = tmp_path / "cells.jsonl"
-    monkeypatch.setattr(tool, "RULES", {"medusa": ("typical,epsilon=0.01",), "blockwise": ("approximate,min_block=3",)})
+    monkeypatch.setitem(tool.RULES, "medusa", ("typical,epsilon=0.01",))
+    monkeypatch.setitem(tool.RULES, "blockwise", ("approximate,min_block=3",))
     few = ["lossy.py", "--model", "sample", "--medusa", "sample-medusa", "--blockwise", "sample-medusa"]
     few += ["--prompts", *prompts, "--count", "2", "--new-tokens", "12", "--temperatures", "0", "1", "--out", str(out)]
     for part in ("1/3", "2/3", "1/1"):
@@ -75,18 +82,18 @@ def test_a_finished_cell_is_not_run_again(
     assert sum(text["tokens"] for text in blocks) > 2 * sum(text["forwards"] for text in blocks)
     assert sum(text["logp_1"] for text in blocks) < sum(text["logp_1"] for text in plain)
 
-    page = tool.table("blockwise", out)
+    page = tables.table("blockwise", out)
     length = sum(text["tokens"] for text in blocks) / sum(text["forwards"] for text in blocks)
     assert f"| 0 | `approximate,min_block=3` | {length:.2f} (" in page
     assert "2 prompts of sums, 1 prompts of talk, 12 tokens at most, sample." in page
-    assert tool.table("medusa", tmp_path / "none.jsonl") == ""
+    assert tables.table("medusa", tmp_path / "none.jsonl") == ""
 
 
 def test_weights_of_the_engine_have_cells_and_a_table_of_their_own(
-    tool: ModuleType, prompts: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    tool: ModuleType, tables: ModuleType, prompts: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     out = tmp_path / "cells.jsonl"
-    monkeypatch.setattr(tool, "RULES", {"medusa": ()})
+    monkeypatch.setitem(tool.RULES, "medusa", ())
     few = ["lossy.py", "--model", "sample", "--medusa", "sample-medusa", "--prompts", *prompts, "--count", "2"]
     few += ["--new-tokens", "12", "--temperatures", "0", "--out", str(out)]
     for options in ([], ["--weights", "int8", "--rows", "2"], ["--weights", "int8"]):
@@ -96,8 +103,35 @@ def test_weights_of_the_engine_have_cells_and_a_table_of_their_own(
     assert [line["weights"] for line in lines] == ["float32", "int8"]
     old = {name: value for name, value in lines[0].items() if name != "weights"}
     assert tool.Cell.of(old) == tool.Cell.of(lines[0]) != tool.Cell.of(lines[1]), "older lines are in float32"
-    first, second = tool.table("medusa", out).split("Made by `benchmarks/lossy.py`.")[:2]
+    first, second = tables.table("medusa", out).split("Made by `benchmarks/lossy.py`.")[:2]
     assert "float32, torch" in first and "int8, torch" in second
+
+
+def test_speeds_stand_beside_quality(
+    tool: ModuleType, tables: ModuleType, prompts: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setitem(tool.RULES, "medusa", ("typical,epsilon=0.01", "typical,epsilon=0.09"))
+    few = ["lossy.py", "--model", "sample", "--medusa", "sample-medusa", "--prompts", *prompts, "--count", "2"]
+    few += ["--new-tokens", "8", "--temperatures", "0", "1"]
+    out, fast = tmp_path / "cells.jsonl", tmp_path / tables.SPEEDS
+    for options in (["--speed", "--part", "1/2"], ["--speed", "--out", str(fast)], []):
+        monkeypatch.setattr(sys, "argv", [*few, "--out", str(fast if options else out), *options])
+        tool.main()
+    lines = tool.read(fast)["speed"]
+    assert sorted((line["temperature"], line["task"]) for line in lines) == [(t, n) for t in (0, 1) for n in TASKS]
+    for line in lines:
+        arms = ["none", "exact", *(tool.RULES["medusa"] if line["temperature"] else ())]
+        asked = 2 if line["task"] == "sums" else 1
+        assert [(run["arm"], run["prompt"]) for run in line["runs"]] == [(arm, n) for arm in arms for n in range(asked)]
+        assert all(run["tokens"] == 8 and run["seconds"] > 0 for run in line["runs"])
+        for run in line["runs"]:  # twice as fast as plain decoding, and the lossy rules 4 times
+            run["seconds"] = {"none": 4.0, "exact": 2.0}.get(run["arm"], 1.0)
+    kept = [line for line in fast.read_text(encoding="utf-8").splitlines() if '"provenance"' in line]
+    fast.write_text("\n".join([*kept, *map(json.dumps, lines)]) + "\n", encoding="utf-8")
+    page = tables.table("medusa", out)
+    assert "| 0 | exact | 2.00 (2.00 to 2.00) |" in page
+    assert "| 1 | `typical,epsilon=0.09` | 4.00 (4.00 to 4.00) |" in page
+    assert "Speed-up over plain decoding: 2 of sums, 1 of talk, 8 tokens each" in page
 
 
 def test_held_out_answers_are_of_prompts_that_no_training_answer_has(tool: ModuleType, tmp_path: Path):
@@ -115,7 +149,9 @@ def test_held_out_answers_are_of_prompts_that_no_training_answer_has(tool: Modul
     assert found == {"train": [11, 14, 21, 29], "held_T0": [12, 13], "held_T1": [22, 23]}
 
 
-def test_both_targets_score_held_out_answers(tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_both_targets_score_held_out_answers(
+    tool: ModuleType, tables: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     answers = tmp_path / "held.jsonl"
     answers.write_text(json.dumps({"ids": [5, 9, 2, 7, 7, 8], "prompt_length": 3}) + "\n", encoding="utf-8")
     out = tmp_path / "out.jsonl"
@@ -132,4 +168,4 @@ def test_both_targets_score_held_out_answers(tool: ModuleType, tmp_path: Path, m
     expected = {"tokens": 3, "logp_1": own["logp_1"], "best": own["best"]}
     assert lines[0]["texts"] == lines[1]["texts"] == [expected]
     shown = math.exp(-own["logp_1"] / 3)
-    assert f"| Medusa-2's | {shown:.2f} ({shown:.2f} to {shown:.2f}) |" in tool.answers_table(lines)[-1]
+    assert f"| Medusa-2's | {shown:.2f} ({shown:.2f} to {shown:.2f}) |" in tables.answers_table(lines)[-1]
