@@ -115,8 +115,8 @@ class Speeds:
         tasks = Counter(line["task"] for line in some for run in line["runs"] if run["arm"] == NONE)
         number = ", ".join(f"{count} of {task}" for task, count in tasks.items())
         return (
-            f"Speed-up over plain decoding: {number}, {self._lines[0]['tokens']} tokens each, one request at a time, as "
-            f"many tokens drafted as the policy says. {_origin(self._origins, self._lines[0]['weights'])}."
+            f"Speed-up over plain decoding: {number}, {self._lines[0]['tokens']} tokens each, one request at a time, "
+            f"as many tokens drafted as the policy says. {_origin(self._origins, self._lines[0]['weights'])}."
         )
 
 

@@ -415,7 +415,7 @@ PARTS = {
     "lossy": Part(
         "lossy rules and Medusa-2, with training (minutes on a GPU): methods",
         12.0,
-        ("lossy.jsonl", "lossy_speed.jsonl"),
+        ("lossy.jsonl",),
         lambda i: (Path(i.smollm2), i.prompts),
         lossy,
     ),
