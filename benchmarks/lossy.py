@@ -12,8 +12,8 @@ best. GSM8K's answers are right if the last number is. With ``--medusa2``, that 
 original's law, and ``--answers`` (of ``foredraft answers``, not of its training) by both. A finished cell is not run
 again; ``--part 1/4`` runs every fourth cell, for several processes. Times do not matter: on a CPU, ``--weights int8
 --rows 8`` is many times faster than float32. With ``--speed``, all rules of a drafter run beside plain decoding, one
-request at a time and with as many tokens drafted as the policy says: the arm with the fewest tokens takes a step. Four
-prompts of a file are a line of a results file of their own.
+request at a time, with as many tokens drafted as the policy says and with a fixed size: the arm with the fewest tokens
+takes a step. Four prompts of a file are a line of a results file of their own.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 from early_exit import last_number
-from lossy_tables import EXACT, FLOAT, JOINT, NONE, PLAIN, RESULTS, RULES, SPEEDS, Cell, row_of, rules_of
+from lossy_tables import EXACT, FIXED_ARM, FLOAT, JOINT, NONE, PLAIN, RESULTS, RULES, SPEEDS, Cell, row_of, rules_of
 from origin import provenance
 from policy import Arm
 from reading import read
@@ -42,6 +42,8 @@ from foredraft.files.provenance import shortened
 from foredraft.model.loading.bundled import resolve
 
 FIXED = "num_assistant_tokens_schedule=constant"
+SMALL = {"medusa": f",nodes=3,{FIXED}", "blockwise": f",{FIXED}"}
+"""The draft size of the fixed arms: three nodes of Medusa's tree, all tokens of blockwise's chain."""
 GROUP = 4
 """Prompts of a line of speeds."""
 
@@ -178,23 +180,27 @@ def timed(args: argparse.Namespace, done: Sequence[dict[str, Any]]) -> Iterator[
         key = (drafter, heat, some[0].task, first, args.weights, args.new_tokens)
         if key not in ready:
             prompts = [each.prompt for each in some]
-            runs = race(plain, f"{drafter}:{getattr(args, drafter)}", heat, prompts, args.new_tokens)
+            runs = race(plain, drafter, getattr(args, drafter), heat, prompts, args.new_tokens)
             yield {"kind": "speed", **dict(zip(names, key, strict=True)), "runs": runs}
 
 
-def race(plain: Generator, spec: str, heat: float, prompts: Sequence[Any], tokens: int) -> list[dict[str, Any]]:
+def race(
+    plain: Generator, drafter: str, head: str, heat: float, prompts: Sequence[Any], tokens: int
+) -> list[dict[str, Any]]:
     """Tokens, forwards and seconds of each arm on each prompt. The arms take turns by steps, so a machine that is slow
     for a moment is slow for all of them."""
-    rules = rules_of(spec.partition(":")[0], heat)
-    loaded = {rule: foredraft.load(plain, spec, verifier=None if rule == EXACT else rule) for rule in rules}
-    arms = [Arm(NONE, plain), *(Arm(rule, generator) for rule, generator in loaded.items())]
+    arms = [Arm(NONE, plain)]
+    for rule in rules_of(drafter, heat):
+        for name, options in (("", ""), (FIXED_ARM, SMALL[drafter])):
+            verifier = None if rule == EXACT else rule
+            arms.append(Arm(rule + name, foredraft.load(plain, f"{drafter}:{head}{options}", verifier=verifier)))
     params = SamplingParams(max_new_tokens=tokens, temperature=heat, eos_token_id=())
     for arm in arms:
         arm.start(prompts, params)
     while (arm := min(arms, key=lambda each: each.tokens)).tokens < tokens * len(prompts):
         arm.step(prompts, params)
-    for generator in loaded.values():
-        generator.close()
+    for arm in arms[1:]:
+        arm.generator.close()
     return [result for arm in arms for result in arm.results]
 
 

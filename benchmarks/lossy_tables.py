@@ -13,7 +13,7 @@ from reading import interval, markdown_table, quotient, read, with_interval
 RESULTS = Path(__file__).resolve().parent / "results" / "lossy.jsonl"
 SPEEDS = "lossy_speed.jsonl"
 """Name of the file of speeds, beside the other one."""
-EXACT, NONE = "exact", "none"
+EXACT, NONE, FIXED_ARM = "exact", "none", ", fixed size"
 SAMPLES = 2000
 """Of the bootstrap."""
 TYPICAL = (
@@ -29,6 +29,8 @@ APPROXIMATE = (
     *(f"approximate,distance=2,ordered={ids}" for ids in ("32x41", "0x49151")),
 )
 """Of SmolLM2, ids 32 to 41 are the digits in their order; those of the whole vocabulary have none."""
+SIZES = {"medusa": "three nodes of the tree", "blockwise": "the whole chain"}
+"""Of the drafts of a fixed size, by the drafter."""
 RULES = {"medusa": TYPICAL, "blockwise": APPROXIMATE}
 """Lossy rules by the drafter of their paper."""
 FLOAT = "float32"
@@ -114,9 +116,11 @@ class Speeds:
         some = [line for line in self._lines if line["temperature"] == heat]
         tasks = Counter(line["task"] for line in some for run in line["runs"] if run["arm"] == NONE)
         number = ", ".join(f"{count} of {task}" for task, count in tasks.items())
+        first = self._lines[0]
         return (
-            f"Speed-up over plain decoding: {number}, {self._lines[0]['tokens']} tokens each, one request at a time, "
-            f"as many tokens drafted as the policy says. {_origin(self._origins, self._lines[0]['weights'])}."
+            f"Speed-up over plain decoding: {number}, {first['tokens']} tokens each, one request at a time, as much "
+            f"drafted as the policy says, and a fixed size ({SIZES[first['drafter']]}). "
+            f"{_origin(self._origins, first['weights'])}."
         )
 
 
@@ -163,7 +167,7 @@ def _part(found: dict[Cell, list[dict]], origins: Sequence[dict], speeds: Speeds
     for cell in found:
         name = cell.rule if cell.target == PLAIN else "exact, Medusa-2's target"
         shown = name if name.startswith(EXACT) else f"`{name}`"
-        speed = [speeds.of(cell.rule, cell.temperature)] if speeds else []
+        speed = [speeds.of(cell.rule + arm, cell.temperature) for arm in ("", FIXED_ARM)] if speeds else []
         lines.append([f"{cell.temperature:g}", shown, *speed, *row_of(found[cell])])
     first = next(iter(found))
     tasks = Counter(text["task"] for text in found[first])
@@ -174,7 +178,7 @@ def _part(found: dict[Cell, list[dict]], origins: Sequence[dict], speeds: Speeds
         "tokens: the share that is its most likely token; in brackets the 95 % bootstrap interval over "
         f"prompts. {_origin(origins, first.weights)}. Made by `benchmarks/lossy.py`."
     )
-    head = ["T", "rule", *(["speed-up"] if speeds else []), *COLUMNS]
+    head = ["T", "rule", *(["speed-up", f"speed-up{FIXED_ARM}"] if speeds else []), *COLUMNS]
     return ["\n".join(markdown_table(head, lines, words=(0, 1))), *([speeds.about()] if speeds else []), about]
 
 

@@ -120,16 +120,18 @@ def test_speeds_stand_beside_quality(
     lines = tool.read(fast)["speed"]
     assert sorted((line["temperature"], line["task"]) for line in lines) == [(t, n) for t in (0, 1) for n in TASKS]
     for line in lines:
-        arms = ["none", "exact", *(tool.RULES["medusa"] if line["temperature"] else ())]
+        rules = ["exact", *(tool.RULES["medusa"] if line["temperature"] else ())]
+        arms = ["none", *(rule + size for rule in rules for size in ("", ", fixed size"))]
         asked = 2 if line["task"] == "sums" else 1
         assert [(run["arm"], run["prompt"]) for run in line["runs"]] == [(arm, n) for arm in arms for n in range(asked)]
         assert all(run["tokens"] == 8 and run["seconds"] > 0 for run in line["runs"])
-        for run in line["runs"]:  # twice as fast as plain decoding, and the lossy rules 4 times
+        assert any(run["forwards"] < 8 for run in line["runs"] if "fixed" in run["arm"])
+        for run in line["runs"]:  # twice as fast as plain decoding, and all others 4 times
             run["seconds"] = {"none": 4.0, "exact": 2.0}.get(run["arm"], 1.0)
     kept = [line for line in fast.read_text(encoding="utf-8").splitlines() if '"provenance"' in line]
     fast.write_text("\n".join([*kept, *map(json.dumps, lines)]) + "\n", encoding="utf-8")
     page = tables.table("medusa", out)
-    assert "| 0 | exact | 2.00 (2.00 to 2.00) |" in page
+    assert "| 0 | exact | 2.00 (2.00 to 2.00) | 4.00 (4.00 to 4.00) |" in page
     assert "| 1 | `typical,epsilon=0.09` | 4.00 (4.00 to 4.00) |" in page
     assert "Speed-up over plain decoding: 2 of sums, 1 of talk, 8 tokens each" in page
 
