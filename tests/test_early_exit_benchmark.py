@@ -41,8 +41,8 @@ def words(tmp_path: Path) -> list[str]:
     line = {"step": 1, "tokens": 20_000, "seconds": 3.0}
     (trained.parent / "log.jsonl").write_text(json.dumps(line) + "\n", encoding="utf-8")
     found = ["--model", "sample", "--trained", trained, "--prompts", sums, "--skips", skips, "--answers", held]
-    found += ["--count", 2, "--new-tokens", 6, "--answer-tokens", 4, "--exits", 3, "--chains", 2, "--temperatures", 0]
-    return [*map(str, found), "--device", "cpu", "--out", str(tmp_path / "out.jsonl")]
+    found += ["--count", 2, "--new-tokens", 6, "--answer-tokens", 4, "--exits", 3, 8, "--chains", 2]
+    return [*map(str, found), "--temperatures", "0", "--device", "cpu", "--out", str(tmp_path / "out.jsonl")]
 
 
 def test_a_model_beside_itself(tool: ModuleType, words: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
@@ -50,10 +50,11 @@ def test_a_model_beside_itself(tool: ModuleType, words: list[str], monkeypatch: 
     tool.main()
     out = tmp_path / "out.jsonl"
     kinds: dict[str, list[dict[str, Any]]] = tool.read(out)
-    original, trained, skipping = kinds["arm"]
-    assert [arm["model"] for arm in kinds["arm"]] == ["original", "trained", "layer_skip"]
+    original, whole, trained, _, skipping = kinds["arm"]
+    assert [arm["model"] for arm in kinds["arm"]] == ["original", "original", "trained", "trained", "layer_skip"]
     assert original["tasks"] == trained["tasks"] and all(arm["same"] == 2 for arm in kinds["arm"])
     assert sum(original["tasks"]["sums"]["forwards"]) < sum(original["tasks"]["sums"]["tokens"]) == 12
+    assert whole["tasks"]["sums"]["forwards"] == [2, 2], "all layers accept all: six tokens in two forwards"
     assert skipping["exit"] == "6 attentions and 5 MLPs" and original["cost"] < skipping["cost"] < 1
     held, sums = kinds["quality"]
     assert held["loss_original"] == held["loss_trained"] and held["equal"] == held["tokens"] == [2]
@@ -63,6 +64,7 @@ def test_a_model_beside_itself(tool: ModuleType, words: list[str], monkeypatch: 
     assert held["loss_original"] == [pytest.approx(-sum(each.logprob for each in scores), abs=1e-3)]
     text, before = tool.table(out), out.read_text()
     assert f"| {math.exp(held['loss_original'][0] / 2):.2f} (" in text and "| 1.000 |" in text
+    assert text.count("| 3 of 8 |") == 2 and "before and after `train early_exit`" in text
     assert "| 6 attentions and 5 MLPs of 8 layers |" in text and "0.02M tokens in 3 seconds" in text
     assert "that `foredraft skip` found: 1.50 tokens per step" in text and "so 0.88 of plain" in text
     tool.main()
@@ -77,5 +79,5 @@ def test_chains_run_on_the_native_engine(
     )
     tool.main()
     kinds = tool.read(tmp_path / "out.jsonl")
-    assert [arm["same"] for arm in kinds["arm"]] == [2, 2] and kinds["provenance"][0]["weights"] == "int8"
+    assert [arm["same"] for arm in kinds["arm"]] == [2, 2, 2] and kinds["provenance"][0]["weights"] == "int8"
     assert "int8 on" in tool.table(tmp_path / "out.jsonl")

@@ -178,33 +178,9 @@ def test_early_exits_learn_to_draft_and_the_target_stays_what_it_was(learned: Pa
     assert first.keys() == last.keys() and all(not torch.equal(weight, first[name]) for name, weight in last.items())
     notes = json.loads((made / "provenance.json").read_text())
     assert notes["exit"] == 1 and notes["validation"] == after
+    run = benchmark("early_exit").training(made)
+    assert run["tokens"] == LONG.tokens and run["validation"] == after, "what the benchmark says of a run"
     assert notes["target"] == "the model here, tuned from target: lossless for it, not for target"
-
-
-def test_the_benchmark_measures_both_models(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    script, out, prompts = benchmark("early_exit"), tmp_path / "out.jsonl", tmp_path / "facts.jsonl"
-    (trained,) = train_draft("early_exit", place, tmp_path / "run", recipe_options=Options(scale=0.0, dropout=0.0))
-    question = {"turns": ["abacus?"], "reference": ["a <<1+1=2>>b\\n#### 2"]}
-    prompts.write_text(2 * (json.dumps(question) + "\n"))
-    words = ["--model", str(place / "target"), "--trained", str(trained), "--prompts", str(prompts), "--count", "2"]
-    words += ["--new-tokens", "6", "--exits", "1", "3", "--temperatures", "0", "--device", "cpu", "--out", str(out)]
-    monkeypatch.setattr("sys.argv", ["early_exit.py", *words])
-    script.main()
-    lines = out.read_text()
-    script.main()
-    assert out.read_text() == lines, "what is done is not run again"
-    first, *arms, quality = map(json.loads, lines.splitlines())
-    assert first["training"]["tokens"] == SHORT.tokens and first["layers"] == 3 and len(arms) == 8
-    for arm in arms:
-        assert arm["same"] == arm["prompts"] == 2
-        rate = sum(arm["tasks"]["facts"]["tokens"]) / sum(arm["tasks"]["facts"]["forwards"])
-        assert rate == 3.0 if arm["exit"] == 3 else rate >= 1.0, "six tokens in two forwards"
-    tokens = sum(quality["tokens"])
-    assert abs(sum(quality["loss_original"]) - sum(quality["loss_trained"])) < 0.05 * tokens
-    assert quality["answers"] == len(quality["tokens"]) == 2 and 0 < sum(quality["equal"]) <= tokens
-    assert script.last_number("6, so 1,234.50 in all.") == 1234.5 and script.last_number("none") is None
-    shown = script.table(out)
-    assert shown.count("| 1 of 3 |") == 4 and "before and after `train early_exit`" in shown
 
 
 @pytest.mark.parametrize("store", [0.0, 0.5])
