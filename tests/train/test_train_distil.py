@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from trainees import SHORT, assert_same_gradients, assert_same_run, lesson, stop_at, target, train_draft
 
 import tiny
@@ -69,6 +70,28 @@ def test_the_loss_and_its_gradients(loss: str):
     recipe = DistilRecipe(Student(small()), Teacher(of, Options(loss=loss, weight=0.25, rows=5)))
     said = recipe(lesson(of, (FINAL,)))
     assert_same_gradients(recipe.net, said["loss"], slow_loss(recipe, of, loss), 1e-4)
+
+
+class Searches(TorchDispatchMode):
+    """Counts searches for likeliest tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func.__name__.startswith(("max", "argmax"))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("loss", ["forward_kl", "reverse_kl", "jsd", "text"])
+def test_the_backward_pass_recomputes_no_likeliest_tokens(loss: str):
+    """They are for the metric alone."""
+    recipe = DistilRecipe(Student(small()), Teacher(target(), Options(loss=loss)))
+    with Searches() as searches:
+        recipe(lesson(target(), (FINAL,)))["loss"].backward()
+    assert searches.count == 2
+    assert all(weight.grad is not None for weight in recipe.net.parameters())
 
 
 def test_a_draft_that_is_the_target_has_nothing_to_learn():

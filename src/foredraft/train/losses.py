@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from foredraft.core.divergence import Distance, ce, jensen_shannon, kl, lk, lk_hybrid, reverse_kl, tv
@@ -43,9 +43,14 @@ def feature_loss(
     return weighted_mean(F.smooth_l1_loss(states.float(), truth.float(), reduction="none").mean(-1), weights)
 
 
+def likeliest(scores: Float[Tensor, "*rows v"]) -> Int[Tensor, "*rows"]:
+    """The argmax of each row, of logits or laws."""
+    return scores.detach().max(-1).indices  # on CPUs argmax takes twice as long
+
+
 def agree(scores: Float[Tensor, "*rows v"], p: Float[Tensor, "*rows v"]) -> Bool[Tensor, "*rows"]:
     """Rows in which the draft's argmax (of logits or laws) is the target's."""
-    return scores.max(-1).indices == p.max(-1).indices  # on CPUs argmax takes twice as long as max
+    return likeliest(scores) == likeliest(p)
 
 
 def hit_rate(

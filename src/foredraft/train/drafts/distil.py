@@ -20,7 +20,7 @@ from foredraft.model.base import TargetModel
 from foredraft.model.hf.head_parts import parts_of
 from foredraft.model.hf.taps import body
 from foredraft.train.checkpoint import Report
-from foredraft.train.losses import weighted_mean
+from foredraft.train.losses import agree, likeliest, weighted_mean
 from foredraft.train.options import LoopOptions
 from foredraft.train.recipe import Recipe, TrainBatch, recompute
 from foredraft.train.run_context import RunContext
@@ -110,14 +110,12 @@ class Teacher:
         """Whether both argmaxes are equal, at each position but the last."""
         size, rows = self._options.rows, (batch.hidden[FINAL][:, :-1].flatten(0, 1), states[:, :-1].flatten(0, 1))
         laws = (self._logits(p, q[None], head) for p, q in zip(*(each.split(size) for each in rows), strict=True))
-        return torch.cat([p.argmax(-1) == q[0].argmax(-1) for p, q in laws]).view(batch.tokens.shape[0], -1)
+        return torch.cat([agree(q[0], p) for p, q in laws]).view(batch.tokens.shape[0], -1)
 
     def _losses_and_hits(
         self, target_rows: Tensor, draft_rows: Tensor, labels: Tensor, head: Callable[[Tensor], Tensor]
     ) -> tuple[Float[Tensor, "E rows"], Float[Tensor, "E rows"]]:
         p, q = self._logits(target_rows, draft_rows, head)
-        choice = p.argmax(-1)
-        hits = (q.argmax(-1) == choice).float()
         law, log_q = p.softmax(-1), q.clamp(min=torch.finfo(q.dtype).min / 4).log_softmax(-1)  # -inf times 0 is NaN
         match self._options.loss:
             case "forward_kl":
@@ -127,9 +125,10 @@ class Teacher:
             case "jsd":
                 losses = jensen_shannon(law, log_q, self._options.weight)
             case loss:
-                wanted = choice if loss == "hard" else labels
-                losses = -log_q.gather(-1, wanted.expand(hits.shape)[..., None])[..., 0]
-        return losses, hits
+                wanted = likeliest(p) if loss == "hard" else labels
+                losses = -log_q.gather(-1, wanted.expand(q.shape[:-1])[..., None])[..., 0]
+        hits = likeliest(q) == likeliest(p)  # last: the backward pass recomputes up to the losses
+        return losses, hits.float()
 
     def _logits(
         self, target_rows: Tensor, draft_rows: Tensor, head: Callable[[Tensor], Tensor]
