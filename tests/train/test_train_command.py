@@ -104,6 +104,16 @@ def test_a_draft_is_pruned_and_drafts(train: Train, place: Path, tmp_path: Path)
     assert_drafts_losslessly(place / "target", f"draft_model:{out / 'draft'}")
 
 
+def test_a_draft_with_another_tokenizer_is_trained(train: Train, tmp_path: Path):
+    drafts = ("--draft", "sample-draft", "--recipe", "loss=text")
+    ended = train("draft", "--out", str(tmp_path), *SHORT, *drafts)
+    assert (ended.status, ended.out) == (0, ""), ended.err
+    assert (
+        f"The draft model is in {tmp_path / 'draft'}. To use it: --drafter universal:{tmp_path / 'draft'}\n"
+        in ended.err
+    )
+
+
 def test_a_target_learns_to_exit_early(train: Train, tmp_path: Path):
     out = tmp_path / "out"
     ended = train("early_exit", "--out", str(out), *SHORT, "--recipe", "exit=2", "--recipe", "curriculum=gradual")

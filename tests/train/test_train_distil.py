@@ -12,18 +12,29 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from trainees import SHORT, assert_same_gradients, assert_same_run, lesson, stop_at, target, train_draft
+from trainees import (
+    SHORT,
+    assert_drafts_losslessly,
+    assert_same_gradients,
+    assert_same_run,
+    lesson,
+    stop_at,
+    target,
+    train_draft,
+)
 
 import tiny
-from foredraft.core.errors import DataError, OptionError
+from dialects import dialect, size
+from foredraft.core.errors import DataError, DrafterError, OptionError
 from foredraft.core.target_parts import FINAL
 from foredraft.model.hf.causal_lm import CausalLM
 from foredraft.model.loading.load import load_model
-from foredraft.train.data.batches import HELD_OUT
+from foredraft.train.data.batches import HELD_OUT, LiveFeatures
 from foredraft.train.data.tokens import TokenStore
 from foredraft.train.drafts import boost
 from foredraft.train.drafts.distil import DistilRecipe, Options, Student, Teacher
 from foredraft.train.drafts.prune import PrunedShape
+from foredraft.train.heads import validate
 
 
 def small(**changes: Any) -> Any:
@@ -89,8 +100,8 @@ def test_the_backward_pass_recomputes_no_likeliest_tokens(loss: str):
     """They are for the metric alone."""
     recipe = DistilRecipe(Student(small()), Teacher(target(), Options(loss=loss)))
     with Searches() as searches:
-        recipe(lesson(target(), (FINAL,)))["loss"].backward()
-    assert searches.count == 2
+        recipe(lesson(target(), recipe.taps))["loss"].backward()
+    assert searches.count == (1 if loss == "text" else 2)
     assert all(weight.grad is not None for weight in recipe.net.parameters())
 
 
@@ -159,6 +170,44 @@ def test_a_killed_run_ends_where_it_would_have_ended(place: Path, tmp_path: Path
     assert_same_run(tmp_path / "cut", tmp_path / "whole")
     with pytest.raises(OptionError, match="started with another loss;"):
         train_draft("draft", place, tmp_path / "cut", drafts=(draft,))
+
+
+def test_a_draft_with_another_tokenizer_learns_the_targets_answers(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """In its own tokens and without the target, with which its acceptance is measured."""
+    (tmp_path / "target").symlink_to(place / "target")
+    texts = [json.loads(line)["text"] for line in (place / "texts.jsonl").read_text().splitlines()]
+    answers = [{"ids": tiny.tokenizer()(text)["input_ids"], "prompt_length": 4} for text in texts]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps(answer) + "\n" for answer in answers))
+    small(vocab_size=size("digits")).save_pretrained(tmp_path / "other")
+    dialect("digits").inner.save_pretrained(tmp_path / "other")
+    given: dict[str, Any] = {"drafts": (str(tmp_path / "other"),)}
+    with pytest.raises(
+        DrafterError, match="other' has another tokenizer .* by foredraft train draft with --recipe loss="
+    ):
+        train_draft("draft", tmp_path, tmp_path / "laws", SHORT, **given)
+
+    prompts, measure = [], validate.acceptance_length
+
+    def measured(target: Any, drafter: Any, given: Any, *more: Any) -> float:
+        prompts.extend(given)
+        return measure(target, drafter, given, *more)
+
+    monkeypatch.setattr(validate, "acceptance_length", measured)
+    monkeypatch.setattr(LiveFeatures, "read", None)
+    given["recipe_options"] = Options(loss="text")
+    (made,) = train_draft("draft", tmp_path, tmp_path / "out", LONG, **given)
+    kept, tokenizer = json.loads((made / "provenance.json").read_text()), load_model(str(made), device="cpu").tokenizer
+    assert kept["drafter"] == "universal" and kept["validation"]["agreement"] > 0.5
+    assert tokenizer is not None and tokenizer.first_difference(dialect("digits")) is None
+    joined = "".join(texts)
+    assert prompts and all(tiny.tokenizer().decode(prompt) in joined for prompt in prompts)
+    assert_drafts_losslessly(place / "target", f"universal:{made}")
+    with pytest.raises(KeyboardInterrupt):
+        train_draft("draft", tmp_path, tmp_path / "cut", LONG, report=stop_at(80), **given)
+    train_draft("draft", tmp_path, tmp_path / "cut", LONG, **given)
+    assert_same_run(tmp_path / "cut", tmp_path / "out")
 
 
 @pytest.mark.slow

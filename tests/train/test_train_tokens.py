@@ -11,9 +11,12 @@ import pytest
 import torch
 from trainees import tokenizer
 
+from dialects import dialect, size
 from foredraft.core.errors import DataError
+from foredraft.engine.prefix_cache import common_prefix
 from foredraft.model.loading.load import load_model
 from foredraft.model.text.tokenizer import Tokenizer
+from foredraft.model.text.vocab_mapping import VocabMapping
 from foredraft.train.data import tokens as module
 from foredraft.train.data.batches import HELD_OUT, TrainBatches
 from foredraft.train.data.sources import Sample
@@ -70,6 +73,25 @@ def test_of_a_text_all_counts_and_of_an_answer_what_is_not_prompt(speaker: Token
     assert list(encoded([Sample("", text="ab")], speaker, None)) == [([65, 66], [1, 1])]
 
 
+def test_answers_are_read_as_a_draft_with_another_tokenizer_reads_them():
+    """Special tokens that the draft lacks are dropped, but the answer's end is its own; a token over the border between
+    prompt and answer counts."""
+    target, draft = dialect("bytes"), dialect("digits")
+    mapping = VocabMapping(target, draft, size("bytes"), size("digits"))
+    user, end = (target.inner.get_vocab()[name] for name in ("<|user|>", "<|end|>"))
+    prompt, answer = [user, *target.inner("The quick bro")["input_ids"]], target.inner("wn fox: 1234")["input_ids"]
+    whole, shared = draft.inner("The quick brown fox: 1234")["input_ids"], draft.inner.get_vocab()["<|end|>"]
+    before = common_prefix(draft.inner("The quick bro")["input_ids"], whole)
+    samples = [Sample("", ids=[*prompt, *answer, *ended], prompt_length=len(prompt)) for ended in ([], [end], [user])]
+    open_, kept, replaced = encoded(samples, draft, END, mapping)
+    counts = [0] * before + [1] * (len(whole) - before)
+    assert open_ == (whole, counts) and 0 < before < len(whole)
+    assert kept == ([*whole, shared], [*counts, 1]) and replaced == ([*whole, END], [*counts, 1])
+    assert list(encoded([Sample("", text="ab")], draft, END, mapping)) == list(
+        encoded([Sample("", text="ab")], draft, END)
+    )
+
+
 def test_many_texts_come_in_their_order(speaker: Tokenizer):
     texts = [Sample("", text=chr(65 + number % 26)) for number in range(600)]
     assert [ids[0] for ids, _ in encoded(texts, speaker, None)] == [33 + number % 26 for number in range(600)]
@@ -111,6 +133,18 @@ def test_a_store_is_made_once_and_anew_when_the_text_changes(
     os.utime(source, ns=(time.time_ns(), time.time_ns() + 10**9))
     assert build(tmp_path, source, speaker).ids.tolist() == [65, 66, END, 68, END]
     assert len(list((tmp_path / "cache").iterdir())) == 3
+
+
+def test_a_store_is_of_the_answers_tokens(tmp_path: Path):
+    (answers := tmp_path / "a.jsonl").write_text('{"ids": [60, 61, 62], "prompt_length": 1}\n')
+    draft, stores = dialect("digits"), []
+    for name in ("bytes", "lower", "bytes"):
+        mapping = VocabMapping(dialect(name), draft, size(name), size("digits"))
+        stores.append(TokenStore.build(tmp_path / "cache", [str(answers)], draft, None, mapping))
+        assert stores[-1].ids.tolist() == mapping.to_draft([60, 61, 62])
+    plain = TokenStore.build(tmp_path / "cache", [str(answers)], draft, None)
+    assert plain.ids.tolist() == [60, 61, 62] and stores[0].folder == stores[2].folder
+    assert len({store.folder for store in (*stores, plain)}) == 3
 
 
 def test_a_store_is_whole_or_absent(tmp_path: Path, speaker: Tokenizer, monkeypatch: pytest.MonkeyPatch):

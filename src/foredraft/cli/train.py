@@ -185,7 +185,8 @@ def _use(method: str, paths: list[Path]) -> str:
     if method in names.MODELS:
         where = " and ".join(map(str, paths))
         subject = f"The draft model is in {where}." if len(paths) == 1 else f"The draft models are in {where}."
-        return f"{subject} To use it: --drafter draft_model:{paths[0]}"
+        drafter = read_json(paths[0] / "provenance.json", DataError).get("drafter", "draft_model")
+        return f"{subject} To use it: --drafter {drafter}:{paths[0]}"
     use = f"--drafter {_drafts_as(method)[0]}:{paths[0]}"
     if RECIPES[method].join is not None:
         return f"The tuned target and its heads are in {paths[0]}. To use them: --model {paths[0]} {use}"

@@ -2,15 +2,15 @@
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foredraft.core.errors import DataError, OptionError
 from foredraft.files.provenance import fingerprint
-from foredraft.model.base import TargetModel
 from foredraft.model.hf.causal_lm import CausalLM
 from foredraft.model.loading.load import Loaded, load_model
+from foredraft.model.text.vocab_mapping import VocabMapping
 from foredraft.train import devices
 from foredraft.train.checkpoint import check_resume, lock_folder
 from foredraft.train.data.batches import LiveFeatures, TrainBatches
@@ -39,14 +39,14 @@ class Data:
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """Shared state of a run. ``store``: the data as the target's tokens; ``gigabytes``: as ``Data.store``."""
+    """Shared state of a run. ``loaded``: the model whose tokens ``store`` has: the target, see ``in_tokens_of``."""
 
     folder: Path
     accelerator: "Accelerator"
     loaded: Loaded
     target: CausalLM
     store: TokenStore
-    gigabytes: float
+    data: Data
 
     @classmethod
     @contextlib.contextmanager
@@ -84,8 +84,15 @@ class RunContext:
             raise DataError(f"The target {target_name!r} has no tokenizer, which training needs.")
         target = CausalLM(loaded.model, fast=False)
         target.module.requires_grad_(False)
-        store = _tokens(data, folder, loaded, target, accelerator)
-        return cls(folder, accelerator, loaded, target, store, data.store)
+        store = _tokens(data, folder, loaded, accelerator)
+        if (largest := int(store.ids.max())) >= target.vocab_size:
+            raise DataError(f"The training data has the token id {largest}, beyond the target's vocabulary.")
+        return cls(folder, accelerator, loaded, target, store, data)
+
+    def in_tokens_of(self, draft: Loaded, mapping: VocabMapping) -> "RunContext":
+        """The same run with the data in the tokens of a draft with another tokenizer."""
+        store = _tokens(self.data, self.folder, draft, self.accelerator, mapping)
+        return replace(self, loaded=draft, store=store)
 
     @property
     def first(self) -> bool:
@@ -107,21 +114,20 @@ class RunContext:
         """Batches with the target's hidden states, from the data or from another ``store`` of the same ids."""
         target, text = self.target, self.store if store is None else store
         source: Any = LiveFeatures(target, lambda: autocast(target.device, loop.precision))
-        if self.gigabytes > 0 and taps and text.windows(loop.length):
+        if self.data.store > 0 and taps and text.windows(loop.length):
             width = target.parts().hidden_size
             shape = (text.windows(loop.length), loop.length, width)
             name = f"{Path(target.origin or 'target').name}-{fingerprint(target.module)}{devices.machine()}"
-            source = StoredFeatures(text.folder / name, source, taps, shape, bound=int(self.gigabytes * 1e9))
+            source = StoredFeatures(text.folder / name, source, taps, shape, bound=int(self.data.store * 1e9))
         return TrainBatches(text, source, taps, loop.length, target.device)
 
 
-def _tokens(data: Data, folder: Path, loaded: Loaded, target: TargetModel, accelerator: "Accelerator") -> TokenStore:
+def _tokens(
+    data: Data, folder: Path, loaded: Loaded, accelerator: "Accelerator", mapping: VocabMapping | None = None
+) -> TokenStore:
     """Tokenize the data in one process; the others read the result."""
     assert loaded.tokenizer is not None
     end = loaded.eos_token_ids[0] if loaded.eos_token_ids else None
     cache = Path(data.cache) if data.cache else folder / "cache"
     with accelerator.main_process_first():
-        store = TokenStore.build(cache, list(data.sources), loaded.tokenizer, end)
-    if (largest := int(store.ids.max())) >= target.vocab_size:
-        raise DataError(f"The training data has the token id {largest}, beyond the target's vocabulary.")
-    return store
+        return TokenStore.build(cache, list(data.sources), loaded.tokenizer, end, mapping)

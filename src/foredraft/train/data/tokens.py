@@ -18,7 +18,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from foredraft.core.errors import DataError
+from foredraft.engine.prefix_cache import common_prefix
 from foredraft.model.text.tokenizer import Tokenizer
+from foredraft.model.text.vocab_mapping import VocabMapping
 from foredraft.train.data.sources import Sample, files_of, read_sources, template_error
 
 _BATCH = 256  # documents per tokenizer call
@@ -36,19 +38,26 @@ class TokenStore:
     folder: Path
 
     @classmethod
-    def build(cls, folder: Path, sources: list[str], tokenizer: Tokenizer, end: int | None) -> "TokenStore":
+    def build(
+        cls,
+        folder: Path,
+        sources: list[str],
+        tokenizer: Tokenizer,
+        end: int | None,
+        mapping: VocabMapping | None = None,
+    ) -> "TokenStore":
         """Read the store of an earlier run from ``folder``, or build it atomically.
 
         Args:
-            end: id to append to each document; None for none.
+            end, mapping: see ``encoded``.
 
         Raises:
             DataError: a source cannot be read, or no token counts.
         """
-        key = _fingerprint(sources, tokenizer, end)
+        key = _fingerprint(sources, tokenizer, end, mapping)
         place = folder / f"tokens-{key}"
         if not place.is_dir():
-            _build(place, encoded(read_sources(sources), tokenizer, end))
+            _build(place, encoded(read_sources(sources), tokenizer, end, mapping))
         store = cls(np.load(place / "ids.npy", mmap_mode="r"), np.load(place / "counts.npy", mmap_mode="r"), place)
         if not store.counts.any():
             raise DataError(f"No token in {', '.join(sources)} counts in the loss: add texts or assistant turns.")
@@ -68,9 +77,19 @@ class TokenStore:
         return ids, following
 
 
-def encoded(samples: Iterable[Sample], tokenizer: Tokenizer, end: int | None) -> Iterator[tuple[list[int], list[int]]]:
-    """Ids and loss mask of each document: all of a text, the assistant's turns of a chat, the target's answer to a
-    prompt."""
+Document = tuple[list[int], list[int]]
+"""Ids, and for each whether it counts in the loss."""
+
+
+def encoded(
+    samples: Iterable[Sample], tokenizer: Tokenizer, end: int | None, mapping: VocabMapping | None = None
+) -> Iterator[Document]:
+    """Each document: what counts is all of a text, the assistant's turns of a chat, the target's answer to a prompt.
+
+    Args:
+        end: id to append to texts; None for none.
+        mapping: from the target's tokens, which answers are in, to the tokenizer's; None if they are the same.
+    """
     texts: list[str] = []
     suffix = [] if end is None else [end]
     for sample in samples:
@@ -83,6 +102,8 @@ def encoded(samples: Iterable[Sample], tokenizer: Tokenizer, end: int | None) ->
         texts.clear()
         if sample.messages is not None:
             yield _turns(sample, tokenizer)
+        elif sample.ids is not None and mapping is not None:
+            yield _converted(sample.ids, sample.prompt_length, mapping, suffix)
         elif sample.ids is not None:
             own = len(sample.ids) - sample.prompt_length
             yield sample.ids, [0] * sample.prompt_length + [1] * own
@@ -90,14 +111,24 @@ def encoded(samples: Iterable[Sample], tokenizer: Tokenizer, end: int | None) ->
         yield ids + suffix, [1] * (len(ids) + len(suffix))
 
 
-def _turns(sample: Sample, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+def _converted(ids: list[int], prompt_length: int, mapping: VocabMapping, suffix: list[int]) -> Document:
+    """A prompt with its answer as a draft with another tokenizer reads them when it drafts. Of the special tokens that
+    it lacks, the answer's end becomes its own."""
+    made = mapping.to_draft(ids)
+    prompt = common_prefix(mapping.to_draft(ids[:prompt_length]), made)
+    if len(ids) > prompt_length and not mapping.to_draft(ids[-1:], first=False):
+        made += suffix
+    return made, [0] * prompt + [1] * (len(made) - prompt)
+
+
+def _turns(sample: Sample, tokenizer: Tokenizer) -> Document:
     try:
         return tokenizer.encode_turns(sample.messages or [])
     except Exception as error:  # templates raise any exception
         raise template_error(sample, error) from error
 
 
-def _build(place: Path, documents: Iterator[tuple[list[int], list[int]]]) -> None:
+def _build(place: Path, documents: Iterator[Document]) -> None:
     """Fill a temporary folder and rename it when complete; the first process to finish wins."""
     partial = place.with_name(f".{place.name}.{os.getpid()}.partial")
     try:
@@ -112,7 +143,7 @@ def _build(place: Path, documents: Iterator[tuple[list[int], list[int]]]) -> Non
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _write(folder: Path, documents: Iterator[tuple[list[int], list[int]]]) -> None:
+def _write(folder: Path, documents: Iterator[Document]) -> None:
     ids, counts = [np.zeros(0, np.int32)], [np.zeros(0, np.uint8)]
     for tokens, mask in documents:
         ids.append(np.asarray(tokens, np.int32))
@@ -121,9 +152,11 @@ def _write(folder: Path, documents: Iterator[tuple[list[int], list[int]]]) -> No
     np.save(folder / "counts.npy", np.concatenate(counts))
 
 
-def _fingerprint(sources: list[str], tokenizer: Tokenizer, end: int | None) -> str:
-    """A hash of the sources (name, size, modification time) and the tokenizer."""
+def _fingerprint(sources: list[str], tokenizer: Tokenizer, end: int | None, mapping: VocabMapping | None) -> str:
+    """A hash of the sources (name, size, modification time), the tokenizer and the target's tokens."""
     facts: list[object] = [end, tokenizer.fingerprint()]
+    if mapping is not None:
+        facts.append([mapping.target.names, [piece.hex() for piece in mapping.target.pieces]])
     for source in sources:
         files = files_of(Path(source))
         facts.append([source, [(str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in files]])

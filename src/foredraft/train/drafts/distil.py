@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from foredraft.core.divergence import jensen_shannon, kl, reverse_kl
@@ -33,7 +33,7 @@ class Options:
     """Options of distillation.
 
     loss: forward_kl, reverse_kl or jsd between the target's law and the draft's; hard: the target's argmax; text: the
-        data's tokens, which are the target's outputs if foredraft answers wrote them.
+        data's tokens, which are the target's outputs if foredraft answers wrote them; the target is not read then.
     weight: for jsd, the target's share of the mixture; small values approach forward_kl.
     share: fraction of the positions used in each step; an unbiased estimate that saves time.
     rows: rows of logits in memory at once.
@@ -63,22 +63,23 @@ class DraftRun:
 
 @final
 class Teacher:
-    """Compares the laws of draft and target on the same tokens.
+    """Compares the laws of draft and target on the same tokens; with the loss ``text``, the draft's law and the tokens.
 
-    If one vocabulary is padded further than the other, only the common ids count.
+    If one vocabulary is padded further than the other, only the common ids count. ``taps``: what batches must have.
     """
 
     def __init__(self, target: TargetModel, options: Options) -> None:
         self._head = target.parts().head
         self._options = options
+        self.taps = () if options.loss == "text" else (FINAL,)
 
     def __call__(
         self, batch: TrainBatch, states: Float[Tensor, "B T H"], head: Callable[[Tensor], Tensor]
     ) -> dict[str, Tensor]:
-        """The weighted loss, and the share of positions where both argmaxes are equal.
+        """The weighted loss, and the share of positions where the draft's argmax is the target's or, with the loss
+        ``text``, the token.
 
         Args:
-            batch: with the target's final states.
             states: input of the draft's output layer ``head``.
         """
         losses, agreements = self.each(batch, states[None], head)
@@ -88,18 +89,17 @@ class Teacher:
         self, batch: TrainBatch, states: Float[Tensor, "E B T H"], head: Callable[[Tensor], Tensor]
     ) -> tuple[Float[Tensor, "E"], Float[Tensor, "E"]]:
         """The loss and the agreement of several drafts with one output layer: the target's law is computed once."""
-        target, labels, weights = batch.hidden[FINAL][:, :-1], batch.tokens[:, 1:], batch.weights[:, :-1]
+        wanted, weights = batch.hidden[FINAL][:, :-1] if self.taps else batch.tokens[:, 1:], batch.weights[:, :-1]
         drafts = states[:, :, :-1]  # the last position has no label
         if self._options.share < 1:
-            rows = sample_rows(labels.shape[1], len(labels), self._options.share, batch.rng())
-            target, labels, weights = (take(each, rows) for each in (target, labels, weights))
+            rows = sample_rows(weights.shape[1], len(weights), self._options.share, batch.rng())
+            wanted, weights = take(wanted, rows), take(weights, rows)
             drafts = torch.stack([take(each, rows) for each in drafts])
-        target, labels, weights, drafts = (*(x.flatten(0, 1) for x in (target, labels, weights)), drafts.flatten(1, 2))
-        found = []
-        for begin in range(0, len(labels), self._options.rows):
+        wanted, weights, drafts = wanted.flatten(0, 1), weights.flatten(), drafts.flatten(1, 2)
+        losses_and_hits, found = self._by_laws if self.taps else self._by_tokens, []
+        for begin in range(0, len(weights), self._options.rows):
             some = slice(begin, begin + self._options.rows)
-            given = target[some], drafts[:, some], labels[some], head
-            found.append(recompute(True, self._losses_and_hits, *given))
+            found.append(recompute(True, losses_and_hits, wanted[some], drafts[:, some], head))
         losses, hits = (torch.cat(parts, -1) for parts in zip(*found, strict=True))
         losses, hits = (torch.stack([weighted_mean(one, weights) for one in each]) for each in (losses, hits))
         return losses, hits.detach()
@@ -112,11 +112,19 @@ class Teacher:
         laws = (self._logits(p, q[None], head) for p, q in zip(*(each.split(size) for each in rows), strict=True))
         return torch.cat([agree(q[0], p) for p, q in laws]).view(batch.tokens.shape[0], -1)
 
-    def _losses_and_hits(
-        self, target_rows: Tensor, draft_rows: Tensor, labels: Tensor, head: Callable[[Tensor], Tensor]
+    def _by_tokens(
+        self, tokens: Int[Tensor, "rows"], draft_rows: Tensor, head: Callable[[Tensor], Tensor]
     ) -> tuple[Float[Tensor, "E rows"], Float[Tensor, "E rows"]]:
+        """Losses and hits of drafts against the data."""
+        q = head(draft_rows).float()
+        return _surprise(_log_law(q), tokens), (likeliest(q) == tokens).float()
+
+    def _by_laws(
+        self, target_rows: Float[Tensor, "rows H"], draft_rows: Tensor, head: Callable[[Tensor], Tensor]
+    ) -> tuple[Float[Tensor, "E rows"], Float[Tensor, "E rows"]]:
+        """Losses and hits of drafts against the target, by its final states."""
         p, q = self._logits(target_rows, draft_rows, head)
-        law, log_q = p.softmax(-1), q.clamp(min=torch.finfo(q.dtype).min / 4).log_softmax(-1)  # -inf times 0 is NaN
+        law, log_q = p.softmax(-1), _log_law(q)
         match self._options.loss:
             case "forward_kl":
                 losses = kl(law, log_q)
@@ -124,9 +132,8 @@ class Teacher:
                 losses = reverse_kl(law, log_q)
             case "jsd":
                 losses = jensen_shannon(law, log_q, self._options.weight)
-            case loss:
-                wanted = likeliest(p) if loss == "hard" else labels
-                losses = -log_q.gather(-1, wanted.expand(q.shape[:-1])[..., None])[..., 0]
+            case _:
+                losses = _surprise(log_q, likeliest(p))
         hits = likeliest(q) == likeliest(p)  # last: the backward pass recomputes up to the losses
         return losses, hits.float()
 
@@ -139,6 +146,15 @@ class Teacher:
         q = head(draft_rows).float()
         shared = min(p.shape[-1], q.shape[-1])
         return p[:, :shared], q[..., :shared]
+
+
+def _log_law(q: Float[Tensor, "E rows V"]) -> Float[Tensor, "E rows V"]:
+    return q.clamp(min=torch.finfo(q.dtype).min / 4).log_softmax(-1)  # -inf times 0 is NaN
+
+
+def _surprise(log_q: Float[Tensor, "E rows V"], tokens: Int[Tensor, "rows"]) -> Float[Tensor, "E rows"]:
+    """Of each draft at each row's token."""
+    return -log_q.gather(-1, tokens.expand(log_q.shape[:-1])[..., None])[..., 0]
 
 
 @final
@@ -162,7 +178,7 @@ class DistilRecipe(Recipe[Student]):
 
     def __init__(self, net: Student, teacher: Teacher) -> None:
         super().__init__()
-        self.taps = (FINAL,)
+        self.taps = teacher.taps
         self.net = net
         self._teacher = teacher
 

@@ -9,7 +9,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from foredraft.core.target_parts import FINAL
 from foredraft.model.hf.head_parts import parts_of
 from foredraft.model.hf.pruned_parts import Kept, Masks, TransformerSizes, top_parts, uniform_masks
 from foredraft.model.hf.pruning import Masking, sizes_of
@@ -142,7 +141,7 @@ class MaskRecipe(Recipe[Masked]):
 
     def __init__(self, net: Masked, teacher: Teacher, rise: float, tune: float) -> None:
         super().__init__()
-        self.taps = (FINAL,)
+        self.taps = teacher.taps
         self.net = net
         self.paces = {"lagrange": _PACE, "model": tune}
         self._teacher = teacher

@@ -9,17 +9,20 @@ from typing import Any
 
 import numpy as np
 
-from foredraft.core.errors import DataError, OptionError
+from foredraft.core.drafter import Drafter
+from foredraft.core.errors import DataError, DrafterError, OptionError
 from foredraft.core.sampling.params import check_known
+from foredraft.core.target_parts import FINAL
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
 from foredraft.drafters.early_exit import Options as ExitOptions
+from foredraft.drafters.universal import Options as UniversalOptions, Universal
 from foredraft.files.provenance import fingerprint, provenance, short
 from foredraft.files.write import atomic_write
 from foredraft.model.base import TargetModel
 from foredraft.model.hf.causal_lm import CausalLM
 from foredraft.model.hf.pruning import resized, sizes_of
-from foredraft.model.loading.load import load_model
-from foredraft.model.text.tokenizer import check_same_tokenizer
+from foredraft.model.loading.load import Loaded, load_model
+from foredraft.model.text.vocab_mapping import VocabMapping
 from foredraft.train.checkpoint import Report
 from foredraft.train.data.batches import TrainBatches
 from foredraft.train.data.tokens import TokenStore
@@ -119,9 +122,17 @@ def check_parts(method: str, drafts: tuple[str, ...], shape: prune.PrunedShape |
 
 
 def _distil(run: DraftRun, name: str) -> Path:
-    run.context.check_resume(_terms(run, {"draft": short(name)}))
-    recipe = _recipe(run, _load_draft(run.context, name))
-    return _train_model(run, recipe, run.context.folder, run.context.store, {"start": short(name)})
+    target, draft, notes = run.context, _loaded(run.context, name), {"start": short(name)}
+    validate = _validate
+    if run.options.loss == "text" and _difference(target, draft):
+        mapping = _mapping(target, draft)
+        run = replace(run, context=target.in_tokens_of(draft, mapping))
+        options, prompts = UniversalOptions(**_CHAIN), target.batches((), run.loop)
+        validate = functools.partial(_validate, made=lambda model: Universal(options, model, mapping), prompts=prompts)
+        notes["drafter"] = "universal"
+    run.context.check_resume(_terms(run, {"draft": notes["start"]}))
+    recipe = _recipe(run, _checked(run.context, draft, name))
+    return _train_model(run, recipe, run.context.folder, run.context.store, notes, validate=validate)
 
 
 def _early_exit(run: DraftRun) -> Path:
@@ -184,7 +195,7 @@ def _rest(run: DraftRun, recipe: DistilRecipe, store: TokenStore, folder: Path, 
     with run.context.accelerator.main_process_first():
         if path.exists():
             return replace(store, counts=np.load(path))
-        batches = run.context.batches(recipe.taps, run.loop, store)
+        batches = run.context.batches((FINAL,), run.loop, store)
         partial = path.with_suffix(".pt")
         rest = boost.missed(store, recipe, batches, run.loop, run.options.easy, partial, windows=windows)
         atomic_write(path, lambda file: np.save(file, rest.counts))
@@ -199,11 +210,40 @@ def _terms(run: DraftRun, more: dict[str, Any]) -> dict[str, Any]:
 
 def _load_draft(context: RunContext, name: str) -> Any:
     """Load a model with the target's tokenizer."""
-    found = load_model(name, dtype="float32", device=str(context.accelerator.device))
-    check_same_tokenizer(context.loaded.tokenizer, found.tokenizer, name)
-    if (largest := int(context.store.ids.max())) >= found.model.config.get_text_config().vocab_size:
+    return _checked(context, _loaded(context, name), name)
+
+
+def _loaded(context: RunContext, name: str) -> Loaded:
+    return load_model(name, dtype="float32", device=str(context.accelerator.device))
+
+
+def _checked(context: RunContext, draft: Loaded, name: str) -> Any:
+    """The model of a draft that reads the data's tokens."""
+    if difference := _difference(context, draft):
+        raise DrafterError(
+            f"The draft {name!r} has another tokenizer than the target ({difference}): it can only learn texts, by "
+            "foredraft train draft with --recipe loss=text."
+        )
+    if (largest := int(context.store.ids.max())) >= _vocabulary(draft):
         raise DataError(f"The training data has the token id {largest}, beyond the vocabulary of {name!r}.")
-    return found.model
+    return draft.model
+
+
+def _difference(context: RunContext, draft: Loaded) -> str | None:
+    """Where the draft's tokenizer differs from that of the data; None if it does not."""
+    ours, theirs = context.loaded.tokenizer, draft.tokenizer
+    return None if ours is None or theirs is None else ours.first_difference(theirs)
+
+
+def _mapping(target: RunContext, draft: Loaded) -> VocabMapping:
+    """From the target's tokens to the draft's."""
+    ours, theirs = target.loaded.tokenizer, draft.tokenizer
+    assert ours is not None and theirs is not None
+    return VocabMapping(ours, theirs, target.target.vocab_size, _vocabulary(draft))
+
+
+def _vocabulary(draft: Loaded) -> int:
+    return draft.model.config.get_text_config().vocab_size
 
 
 def _recipe(run: DraftRun, model: Any) -> DistilRecipe:
@@ -211,12 +251,24 @@ def _recipe(run: DraftRun, model: Any) -> DistilRecipe:
     return DistilRecipe(Student(model), Teacher(run.context.target, run.options))
 
 
-def _validate(recipe: DistilRecipe, batches: TrainBatches, target: TargetModel, loop: LoopOptions) -> dict[str, float]:
-    """Metrics on held-out samples, and the acceptance length of the draft's chains."""
+def _validate(
+    recipe: DistilRecipe,
+    batches: TrainBatches,
+    target: TargetModel,
+    loop: LoopOptions,
+    made: Callable[[CausalLM], Drafter] | None = None,
+    prompts: TrainBatches | None = None,
+) -> dict[str, float]:
+    """Metrics on held-out samples, and the acceptance length of the draft's chains.
+
+    Args:
+        made: the drafter of a draft with another tokenizer, with ``prompts`` in the target's tokens.
+    """
     metrics, chain = validation_losses(recipe, batches, loop), DraftOptions(**_CHAIN)
     draft = CausalLM(recipe.net.model, fast=False, verify=False)
     try:
-        metrics["acceptance_length"] = validation_length(target, DraftModel(chain, draft, target.vocab_size), batches)
+        drafter = DraftModel(chain, draft, target.vocab_size) if made is None else made(draft)
+        metrics["acceptance_length"] = validation_length(target, drafter, prompts or batches)
     finally:
         draft.close()
     return metrics
