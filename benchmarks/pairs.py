@@ -1,4 +1,4 @@
-"""Six pairs of target and draft with different tokenizers, against plain decoding here and in transformers.
+"""Seven pairs of target and draft with different tokenizers, against plain decoding here and in transformers.
 
 Arms take turns, prompt by prompt: plain decoding (``plain``), universal's methods at a fixed length (``slem``,
 ``slrs``, ``tli``) and by default (``auto``: the length by the policy), and transformers' ``generate``, plain (``hf``)
@@ -338,8 +338,6 @@ def main() -> None:
     done = {_key(run) for run in own if not run["temperature"] or REPAIRED in run["arms"]}
     for target, drafts in PAIRS.items():
         for draft in drafts:
-            if draft == "sample-16m-trained" and args.trained is None:
-                continue
             if not args.only or f"{target}+{draft}" in args.only:
                 measure(args, (target, draft), done, until)
     print(table(args.out))

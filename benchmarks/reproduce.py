@@ -126,8 +126,17 @@ def acceptance(inputs: Inputs) -> list[Command]:
 
 
 def universal(inputs: Inputs) -> list[Command]:
+    """Pairs of tokenizers, one of them with a draft that learns the target's answers."""
+    answers, trained = STATE / "answers", STATE / "universal"
+    size = ["--tokens", "1500000", "--length", "512", "--batch", "8", "--lr", "5e-4"]
+    learn = ["-m", inputs.smollm2, "--draft", inputs.models / "sample-16m", "--recipe", "loss=text", "--data", answers]
     words = ["--smollm2", inputs.smollm2, "--smollm2-draft", inputs.heads / "smollm2" / "draft"]
-    return [script("pairs", *words, "--models", inputs.models, "--prompts", *questions(inputs))]
+    words += ["--trained", trained / "draft", "--models", inputs.models]
+    return [
+        answers_of(inputs),
+        foredraft("train", "draft", *learn, *size, "--out", trained),
+        script("pairs", *words, "--prompts", *questions(inputs)),
+    ]
 
 
 def chains(inputs: Inputs) -> list[Command]:
@@ -349,8 +358,8 @@ PARTS = {
         calibration,
     ),
     "universal": Part(
-        "six pairs of tokenizers: methods/universal.md",
-        0.5,
+        "pairs of tokenizers, with training: methods/universal.md",
+        3.0,
         ("universal.jsonl",),
         lambda i: (i.models, i.prompts, Path(i.smollm2), i.heads / "smollm2" / "draft"),
         universal,

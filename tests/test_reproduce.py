@@ -85,3 +85,13 @@ def test_a_readers_model_and_prompts_leave_our_results_alone():
     assert f"--out {module.OWN_RESULTS}" in text and "benchmarks/results" not in text
     (ours,) = module.real(inputs(module))
     assert "--out" not in ours and "--eagle3" in ours
+
+
+def test_universals_pairs_have_the_draft_that_was_trained_for_them():
+    module: Any = benchmark("reproduce")
+    answers, train, pairs = module.universal(inputs(module))
+    options = {command[3]: dict(zip(command, command[1:], strict=False)) for command in (answers, train)}
+    assert options["train"]["--data"] == answers[4] and options["train"]["-m"] == options["answers"]["-m"]
+    given = dict(zip(pairs, pairs[1:], strict=False))
+    assert Path(given["--trained"]) == Path(options["train"]["--out"]) / "draft"
+    assert given["--smollm2"] == options["train"]["-m"]
