@@ -237,6 +237,16 @@ def test_padding_may_hold_anything():
     assert [result.tokens for result in g.generate(PROMPTS, GREEDY)] == plain()
 
 
+def test_padding_hides_no_fault():
+    def unlike(view: View, plan: Plan) -> Draft:
+        draft = chain(view)
+        tokens, parents = put(draft.tree.tokens, 2, -7), put(draft.tree.parents, 2, PAD)
+        return with_tree(replace(draft, q=draft.q * 2), tokens=tokens, parents=parents)
+
+    with pytest.raises(DrafterError, match="the q of node 1 sums to 2,"):
+        tiny.generator(model(), tiny.ScriptedDrafter(unlike, max_nodes=2)).generate(PROMPTS[:1], SAMPLED)
+
+
 @pytest.mark.parametrize("linear", [False, True])
 def test_what_the_host_finds_sound_a_device_leaves_as_it_is(linear: bool, monkeypatch: pytest.MonkeyPatch):
     """Random parents and tokens, most of them wrong somewhere."""

@@ -103,11 +103,8 @@ def _is_sound(draft: Draft, view: View, vocab_size: int) -> bool:
     the values."""
     tree = draft.tree
     for root, tokens, parents in zip(view.host_roots, *tree.lists, strict=True):
-        if tokens[0] != root or parents[0] != ROOT or min(tokens) < 0 or max(tokens) >= vocab_size:
+        if _node_fault(root, tokens, parents, tree.linear, vocab_size) is not None:
             return False
-        for node, parent in enumerate(parents[1:]):  # the one before
-            if not (parent == node if tree.linear else 0 <= parent <= node) and parent != PAD:
-                return False
         if len(parents) - 1 > tree.depth and max(host_depths(parents)) > tree.depth:
             return False
     return True
@@ -120,19 +117,16 @@ def _fault(draft: Draft, view: View, vocab_size: int, row: int, root: int) -> st
     drawn = None if draft.q is None or view.warp.greedy or (greedy is not None and bool(greedy[row])) else draft.q
     drawn = None if draft.copied is not None and bool(draft.copied[row]) else drawn
     tokens, parents = (values[row] for values in draft.tree.lists)
-    if tokens[0] != root or parents[0] != ROOT:
-        return f"node 0 is token {tokens[0]} below {parents[0]}, and must be the root, token {root} below {ROOT}"
+    held = [0 if parent == PAD else token for token, parent in zip(tokens, parents, strict=True)]
+    fault = _node_fault(root, held, parents, draft.tree.linear, vocab_size)
+    if fault is not None:
+        return fault
     seen: set[int] = set()
     for node in (node for node in range(1, len(tokens)) if parents[node] != PAD):
         token, parent = tokens[node], parents[node]
-        if not 0 <= parent < node or (draft.tree.linear and parent != node - 1):
-            expected = node - 1 if draft.tree.linear else f"one of 0 to {node - 1}"
-            return f"the parent of node {node} is {parent}, and must be {expected}, or {PAD} for padding"
         if draft.law is Law.CHAIN and parent in seen:
             return f"its law is {draft.law.value!r}, but node {parent} has several children"
         seen.add(parent)
-        if not 0 <= token < vocab_size:
-            return f"node {node} is token {token}, and the target's tokens are 0 to {vocab_size - 1}"
         total = 0.0 if drawn is None else float(drawn[row, node].sum())
         if drawn is None or not total > 0:
             continue
@@ -140,6 +134,20 @@ def _fault(draft: Draft, view: View, vocab_size: int, row: int, root: int) -> st
             return f"the q of node {node} sums to {total:.4g}, and must sum to 1"
         if drawn[row, node, token] <= 0:
             return f"node {node} is token {token}, to which its q gives no probability, so q is not its law"
+    return None
+
+
+def _node_fault(root: int, tokens: list[int], parents: list[int], linear: bool, vocab_size: int) -> str | None:
+    """What is wrong with a row's root, parents or tokens. Every step of picked drafts asks, so it is quick."""
+    if tokens[0] != root or parents[0] != ROOT:
+        return f"node 0 is token {tokens[0]} below {parents[0]}, and must be the root, token {root} below {ROOT}"
+    for before, parent in enumerate(parents[1:]):
+        if not (parent == before if linear else 0 <= parent <= before) and parent != PAD:
+            expected = before if linear else f"one of 0 to {before}"
+            return f"the parent of node {before + 1} is {parent}, and must be {expected}, or {PAD} for padding"
+    if min(tokens) < 0 or max(tokens) >= vocab_size:
+        node, token = next((node, token) for node, token in enumerate(tokens) if not 0 <= token < vocab_size)
+        return f"node {node} is token {token}, and the target's tokens are 0 to {vocab_size - 1}"
     return None
 
 
