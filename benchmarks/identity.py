@@ -40,6 +40,7 @@ SPECS = {
     "draft_model": "draft_model",
     "cape": "cape:sample-draft",
     "bandit": f"bandit:[eagle3:sample-eagle3]+[prompt_lookup]+{DRAFT}",
+    "hybrid": "hybrid:eagle3",
     "specinfer": "specinfer:sample-draft+sample-draft",
     "sequoia": "sequoia",
     "opt_tree": "opt_tree",

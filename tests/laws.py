@@ -92,6 +92,8 @@ NESTED = {
     "cascade lookup": f"cascade:draft+{COPY},num_assistant_tokens=2",
     "cascade cascade": f"cascade:draft+[cascade:target+{MODEL},num_assistant_tokens=2],num_assistant_tokens=2",
     "relay": f"relay:{MODEL}+{COPY}",
+    "hybrid": f"hybrid:{MODEL}",
+    "hybrid tree": "hybrid:[draft_model:draft,branching=2x2]",
     "max_gram": "max_gram,num_assistant_tokens=2,bigrams=yes",
 }
 """Drafters made of drafters, and what stands at their bottom."""

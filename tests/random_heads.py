@@ -129,6 +129,7 @@ SMALL = {
     "triforce": f"triforce:{PART},gamma=3,budget=32,chunk=4,room=8",
     "bandit": f"bandit:{HEAD}+{PART},hold=2",
     "universal": "universal:target",
+    "hybrid": f"hybrid:{HEAD}",
     "online": f"online:{PART},interval=1000000",
     "online eagle3": f"online:{HEAD},interval=1000000",
 }

@@ -63,6 +63,7 @@ REFUSED = {
     "lookahead,window_size=2,window_size=3": "The option window_size is given twice: 2 and 3.",
     "max_gram,min_matching_ngram_size=0": "1 or more",
     "max_gram,num_assistant_tokens=0": "1 or more",
+    "hybrid:eagle3,prompt_lookup_num_tokens=0": "prompt_lookup_num_tokens must be",
     "online:draft": "Unknown drafter 'draft'",
     "online:draft_model+eagle3": "online takes one inner drafter, not 2",
     "opt_tree:sample-draft,depth=0": "1 or more",

@@ -19,8 +19,9 @@ from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.tree import PAD, TokenTree
 from foredraft.core.verify import rule_of, verify
 from foredraft.core.worth import Features, Worth
-from foredraft.drafters import predicted
-from foredraft.drafters.predicted import LONGEST, PredictedOutputs, PredictionCursor, with_copies
+from foredraft.drafters.common import copying
+from foredraft.drafters.common.copying import with_copies
+from foredraft.drafters.predicted import LONGEST, PredictedOutputs, PredictionCursor
 from foredraft.drafters.prompt_lookup import Options as LookupOptions, PromptLookup
 from foredraft.engine.generator import Generator
 from foredraft.engine.policy import Throughput
@@ -138,7 +139,7 @@ def test_without_a_copy_the_draft_is_the_drafters():
     tiny.admit(drafter, [[0, 1], [0, 2]])
     view = replace(tiny.view([[0, 1], [0, 2]], params), params=tuple(params), outputs=([], [7]))
     assert drafter.copies(view, [9, 9]) == (0, 0) and drafter.propose(view, Plan((9, 9))) is made
-    assert drafter.copies(replace(view, params=(SamplingParams(),) * 2), [9, 9]) == ()
+    assert not any(drafter.copies(replace(view, params=(SamplingParams(),) * 2), [9, 9]))
 
 
 @pytest.mark.parametrize("rule", [rule for rule in SPECS if rule != "target_sampling"])
@@ -241,7 +242,7 @@ def test_numbers_of_steps(drafter: str, options: dict[str, Any], wanted: list[tu
 )
 def test_rows_with_and_without_a_prediction_keep_their_law(drafter: str, setting: str, monkeypatch: pytest.MonkeyPatch):
     """The likeliest and the least likely text of all are predicted, beside drafts that the target seldom follows."""
-    monkeypatch.setattr(predicted, "NODES", 10**6)
+    monkeypatch.setattr(copying, "NODES", 10**6)
     law = laws.law(setting)
     best, worst = ([int(i) for i in torch.unravel_index(place, law.shape)] for place in (law.argmax(), law.argmin()))
     g = laws.generator(drafter)

@@ -122,6 +122,16 @@ _BUILT_IN: dict[str, Method] = {
         nests=True,
         untuned="bandit chooses among its own drafters: name these instead.",
     ),
+    "hybrid": Method(
+        "foredraft.drafters.hybrid:Hybrid",
+        (Law.FIXED, Law.CHAIN, Law.WITHOUT_REPLACEMENT, Law.IID, Law.IID_MANY),
+        "another drafter inside, as hybrid:[eagle3:PATH]",
+        "Copies from earlier text where it repeats itself; elsewhere another drafter drafts.",
+        "arXiv:2411.04975",
+        nests=True,
+        around=True,
+        untuned="hybrid adds look-ups to its inner drafter: name that drafter instead.",
+    ),
     "specinfer": Method(
         "foredraft.drafters.specinfer:SpecInfer",
         (Law.IID, Law.IID_MANY, Law.FIXED),

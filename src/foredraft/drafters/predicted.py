@@ -3,9 +3,6 @@
 A request with a prediction keeps its place in that text. While the output follows it, the next tokens of the text are
 the row's draft, a copy, in place of the drafter's. They are picked, and target sampling verifies them under every
 drafter, so they are lossless. Where the output leaves the text, the drafter drafts until the place is found again.
-
-Whether a row has a copy, and how long it is, depends on its own prediction and output, and on which rows run beside it:
-not on what is drawn in this step. So drawn drafts of the other rows are verified as if there were no copies.
 """
 
 from bisect import bisect_left
@@ -14,18 +11,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple, final
 
-import torch
-
-from foredraft.core.draft import Draft, Law
+from foredraft.core.draft import Draft
 from foredraft.core.drafter import Drafter, Plan, View
-from foredraft.core.transfer import to_device
-from foredraft.core.tree import PAD, TokenTree
-from foredraft.drafters.common.wrapper import DrafterWrapper
-from foredraft.engine.draft_check import form_fault
-from foredraft.engine.step import SIZES, resized
+from foredraft.drafters.common.copying import CopyingDrafter, widest_copy
 
-NODES, NODES_GPU = 64, 256
-"""Most nodes of a batch that is as wide as its longest copy, on a CPU and elsewhere."""
 LENGTHS = (3, 7, 15, 31, 63)
 """Lengths of copies. With the root, they are node counts of forwards (``step.SIZES``)."""
 LONGEST = LENGTHS[-1]
@@ -171,7 +160,7 @@ class PredictionCursor:
 
 
 @final
-class PredictedOutputs(DrafterWrapper):
+class PredictedOutputs(CopyingDrafter):
     """Copies from the predictions of requests, beside the drafts of the inner drafter.
 
     While a row has a prediction nothing is drafted ahead, since a copy needs the last step's tokens on the host.
@@ -180,63 +169,36 @@ class PredictedOutputs(DrafterWrapper):
     def __init__(self, inner: Drafter) -> None:
         super().__init__(inner)
         self._cursors: dict[int, PredictionCursor] = {}
-        self._copies: dict[int, list[int]] = {}  # of the rows of the next draft
 
     @property
     def commits(self) -> bool:
         return self._inner.commits
 
     def copies(self, view: View, limits: Sequence[int]) -> tuple[int, ...]:
-        if not any(params.prediction for params in view.params):
-            return ()
-        most = widest_copy(view) - 1
-        self._copies = {row: [] for row in view.rows}
-        for row, params, output, limit in zip(view.rows, view.params, view.outputs, limits, strict=True):
-            if params.prediction:
-                assert isinstance(params.prediction, tuple)
-                if row not in self._cursors:
-                    self._cursors[row] = PredictionCursor(params.prediction)
-                    self.needs = replace(self._inner.needs, ahead=False)
-                self._cursors[row].read(output)
-                self._copies[row] = self._cursors[row].draft(min(limit, most))
-        return tuple(map(len, self._copies.values()))
+        if not self._cursors and not any(params.prediction for params in view.params):
+            return self._inner.copies(view, limits)
+        return super().copies(view, limits)
 
     def propose(self, view: View, plan: Plan) -> Draft:
-        if not plan.copies:
-            return self._inner.propose(view, plan)
-        own = replace(plan, copies=())
-        draft = self._inner.propose(view, own) if plan.length else Draft(TokenTree.root(view.roots), Law.FIXED)
-        rows = zip(view.rows, view.params, strict=True)
-        chains = [self._copies[row] if params.prediction else [] for row, params in rows]
-        if not any(chains) or form_fault(draft, view) is not None:  # then the step refuses it
-            return draft
-        return with_copies(draft, chains)
+        return super().propose(view, plan) if self._cursors else self._inner.propose(view, plan)
+
+    def _chains(self, view: View, limits: Sequence[int]) -> list[Sequence[int]]:
+        most = widest_copy(view) - 1
+        chains: list[Sequence[int]] = []
+        for row, params, output, limit in zip(view.rows, view.params, view.outputs, limits, strict=True):
+            if not params.prediction:
+                chains.append(())
+                continue
+            assert isinstance(params.prediction, tuple)
+            if row not in self._cursors:
+                self._cursors[row] = PredictionCursor(params.prediction)
+                self.needs = replace(self._inner.needs, ahead=False)
+            self._cursors[row].read(output)
+            chains.append(self._cursors[row].draft(min(limit, most)))
+        return chains
 
     def release(self, row: int) -> None:
         self._cursors.pop(row, None)
         if not self._cursors:
             self.needs = self._inner.needs
-        self._inner.release(row)
-
-
-def widest_copy(view: View) -> int:
-    """The most nodes of a row with a copy: more would exceed the cache, or take the other rows too much time, since all
-    rows of a forward have the same width."""
-    most = (NODES if view.lengths.device.type == "cpu" else NODES_GPU) // len(view.rows)
-    most = min(most, view.kv_size.slots - max(view.host_lengths) + 1)
-    return max((size for size in SIZES if size <= most), default=1)
-
-
-def with_copies(draft: Draft, chains: Sequence[Sequence[int]]) -> Draft:
-    """The draft with these chains in place of the trees of their rows; rows without a copy have an empty one."""
-    draft = resized(draft, max(draft.tree.tokens.shape[1], 1 + max(map(len, chains))))
-    tree = draft.tree
-    rows, nodes = tree.tokens.shape
-    table = [[*chain, *[PAD] * (nodes - 1 - len(chain))] for chain in chains]
-    copied = to_device([token for line in table for token in line], tree.tokens.device).view(rows, nodes - 1)
-    above = torch.where(copied >= 0, torch.arange(nodes - 1, device=copied.device), PAD)
-    mine = copied[:, :1] >= 0
-    tokens = torch.cat([tree.tokens[:, :1], torch.where(mine, copied.clamp(min=0), tree.tokens[:, 1:])], 1)
-    parents = torch.cat([tree.parents[:, :1], torch.where(mine, above, tree.parents[:, 1:])], 1)
-    depth = max(tree.depth, *map(len, chains))
-    return replace(draft, tree=TokenTree(tokens, parents, depth, tree.linear, tree.turns), copied=mine[:, 0])
+        super().release(row)

@@ -171,7 +171,8 @@ class Stepper:
         inputs, rows, drafted, tail, read, logits, start = launched
         results = read()
         if copies := inputs.plan.copies:
-            results = [row.of_copy() if copy else row for row, copy in zip(results, copies, strict=True)]
+            rows_of = zip(results, copies, inputs.view.params, strict=True)
+            results = [row.of_copy(predicted=bool(own.prediction)) if copy else row for row, copy, own in rows_of]
         seconds, drafting = start.host_seconds(), drafted.start.until(drafted.end)
         return StepResult(
             rows=results,

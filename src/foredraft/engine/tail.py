@@ -27,7 +27,7 @@ class RowStep:
     """Result of a step for one row, on the host. ``depth`` is the length of the longest drafted path.
 
     ``path``: the accepted nodes after the root. ``nodes``: those of the verified draft. ``copied``: the draft is a copy
-    (``Drafter.copies``).
+    (``Drafter.copies``) from the request's prediction.
     """
 
     emitted: list[int]
@@ -39,9 +39,9 @@ class RowStep:
     nodes: DraftNodes = _NO_DRAFT
     copied: bool = False
 
-    def of_copy(self) -> "RowStep":
-        """The result of a row whose draft is a copy."""
-        return replace(self, nodes=DraftNodes(self.nodes.parents, None), copied=True)
+    def of_copy(self, *, predicted: bool) -> "RowStep":
+        """The result of a row whose draft is a copy, perhaps from the request's prediction."""
+        return replace(self, nodes=DraftNodes(self.nodes.parents, None), copied=predicted)
 
 
 @dataclass(frozen=True, slots=True)

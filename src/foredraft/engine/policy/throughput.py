@@ -78,9 +78,32 @@ class Throughput(Policy):
         return Plan(lengths, 0.0, nodes, price, worth)
 
     def observe(self, view: View, plan: Plan, step: StepResult) -> None:
-        if plan.copies:  # they have their own width
-            return
         pace, model = self._records(view)
+        if plan.copies:  # they have their own width
+            pace.paused = not plan.length
+        else:
+            self._timed(pace, view, plan, step)
+        if plan.worth is None:
+            return
+        for number, (row, length, result) in enumerate(zip(view.rows, plan.lengths, step.rows, strict=True)):
+            if not length:
+                continue
+            depths = {node: depth for depth, node in enumerate((0, *result.path), start=1)}
+            parents = result.nodes.parents
+            for node, parent in enumerate(parents):
+                if parent in depths:
+                    features = plan.worth.features(number, result.nodes, node, depths[parent])
+                    model.learn(features, accepted=node in depths)
+            pace.tested(result.accepted, refused=(result.path[-1] if result.path else 0) in parents)
+            if not plan.worth.prices:  # else the curve has no use
+                by_length = [float(result.accepted > depth) for depth in range(length)]
+                pace.valued(plan.worth.values(number, result.nodes)[1:] if self._by_nodes(view) else by_length)
+            self._recent[row] = self.RECENT * self._recent.get(row, 0.5) + (1 - self.RECENT) * bool(result.accepted)
+        if not pace.pays and any(result.accepted for result in step.rows):
+            pace.trial = max(pace.trial, 1)  # a trial goes on while it gains
+
+    def _timed(self, pace: Pace, view: View, plan: Plan, step: StepResult) -> None:
+        """Add a step's times and, if it drafted, its tokens."""
         width = 1 if step.tree is None else step.tree.tokens.shape[1]
         width = DROPPED if width == 1 and plan.worth is not None else width
         timed = not view.outputs or max(map(len, view.outputs)) >= self.YOUNG
@@ -98,22 +121,6 @@ class Throughput(Policy):
         if pace.steps >= self.LEARN:
             pace.drafted(Drafting(self._tokens(plan.worth, step), step.levels, 0.0, {width: 1.0}), extra)
         pace.steps += 1
-        for number, (row, length, result) in enumerate(zip(view.rows, plan.lengths, step.rows, strict=True)):
-            if not length:
-                continue
-            depths = {node: depth for depth, node in enumerate((0, *result.path), start=1)}
-            parents = result.nodes.parents
-            for node, parent in enumerate(parents):
-                if parent in depths:
-                    features = plan.worth.features(number, result.nodes, node, depths[parent])
-                    model.learn(features, accepted=node in depths)
-            pace.tested(result.accepted, refused=(result.path[-1] if result.path else 0) in parents)
-            if not plan.worth.prices:  # else the curve has no use
-                by_length = [float(result.accepted > depth) for depth in range(length)]
-                pace.valued(plan.worth.values(number, result.nodes)[1:] if self._by_nodes(view) else by_length)
-            self._recent[row] = self.RECENT * self._recent.get(row, 0.5) + (1 - self.RECENT) * bool(result.accepted)
-        if not pace.pays and any(result.accepted for result in step.rows):
-            pace.trial = max(pace.trial, 1)  # a trial goes on while it gains
 
     def release(self, row: int) -> None:
         self._recent.pop(row, None)

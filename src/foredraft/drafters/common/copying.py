@@ -1,0 +1,92 @@
+"""Base class of drafters that copy tokens for some rows, beside the drafts of another drafter.
+
+Whether a row has a copy, and how long it is, depends on outputs so far and on which rows run beside it: not on what is
+drawn in this step. So drawn drafts of the other rows are verified as if there were no copies.
+"""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from foredraft.core.draft import Draft, Law
+from foredraft.core.drafter import Drafter, Plan, View
+from foredraft.core.transfer import to_device
+from foredraft.core.tree import PAD, ROOT, TokenTree
+from foredraft.drafters.common.wrapper import DrafterWrapper
+from foredraft.engine.draft_check import form_fault
+from foredraft.engine.step import SIZES, resized
+
+NODES, NODES_GPU = 64, 256
+"""Most nodes of a batch that is as wide as its longest copy, on a CPU and elsewhere."""
+
+
+class CopyingDrafter(DrafterWrapper):
+    """Copies for the rows that ``_chains`` names; the others have the inner drafter's copies or drafts."""
+
+    def __init__(self, inner: Drafter) -> None:
+        super().__init__(inner)
+        self._copied: dict[int, Sequence[int]] = {}  # of the rows of the next draft
+        self._inner_copies: tuple[int, ...] = ()
+
+    @abstractmethod
+    def _chains(self, view: View, limits: Sequence[int]) -> list[Sequence[int]]:
+        """The tokens that each row copies in the next step, as many as its limit at most."""
+
+    def copies(self, view: View, limits: Sequence[int]) -> tuple[int, ...]:
+        chains = self._chains(view, limits)
+        self._copied = dict(zip(view.rows, chains, strict=True))
+        left = [0 if chain else limit for limit, chain in zip(limits, chains, strict=True)]
+        self._inner_copies = self._inner.copies(view, left)
+        own = tuple(map(len, chains))
+        return tuple(map(max, own, self._inner_copies)) if self._inner_copies else own
+
+    def propose(self, view: View, plan: Plan) -> Draft:
+        if not plan.copies:
+            return self._inner.propose(view, plan)
+        chains = [self._copied[row] for row in view.rows]
+        inner = self._inner_copies if any(self._inner_copies) else ()
+        if plan.length or inner:
+            draft = self._inner.propose(view, replace(plan, copies=inner))
+            if not any(chains) or form_fault(draft, view) is not None:  # then the step refuses it
+                return draft
+        else:
+            draft = Draft(view.root_tree, Law.FIXED)
+        return with_copies(draft, chains)
+
+    def release(self, row: int) -> None:
+        self._copied.pop(row, None)
+        super().release(row)
+
+
+def widest_copy(view: View) -> int:
+    """The most nodes of a row with a copy: more would exceed the cache, or take the other rows too much time, since all
+    rows of a forward have the same width."""
+    most = (NODES if view.lengths.device.type == "cpu" else NODES_GPU) // len(view.rows)
+    most = min(most, view.kv_size.slots - max(view.host_lengths) + 1)
+    return max((size for size in SIZES if size <= most), default=1)
+
+
+def with_copies(draft: Draft, chains: Sequence[Sequence[int]]) -> Draft:
+    """The draft with these chains in place of the trees of their rows; rows without one keep theirs."""
+    tree, longest = draft.tree, max(map(len, chains))
+    depth = max(tree.depth, longest)
+    if tree.tokens.shape[1] == 1 and tree.tokens.device.type == "cpu":
+        tokens = [
+            [row[0], *chain, *[0] * (longest - len(chain))] for row, chain in zip(tree.lists[0], chains, strict=True)
+        ]
+        parents = [[ROOT, *range(len(chain)), *[PAD] * (longest - len(chain))] for chain in chains]
+        copies = TokenTree.on_host(tokens, parents, depth, linear=True)
+        return Draft(copies, draft.law, copied=torch.tensor([len(chain) > 0 for chain in chains]))
+    draft = resized(draft, max(tree.tokens.shape[1], 1 + longest))
+    tree = draft.tree
+    rows, nodes = tree.tokens.shape
+    table = [[*chain, *[PAD] * (nodes - 1 - len(chain))] for chain in chains]
+    copied = to_device([token for line in table for token in line], tree.tokens.device).view(rows, nodes - 1)
+    above = torch.where(copied >= 0, torch.arange(nodes - 1, device=copied.device), PAD)
+    mine = copied[:, :1] >= 0
+    tokens = torch.cat([tree.tokens[:, :1], torch.where(mine, copied.clamp(min=0), tree.tokens[:, 1:])], 1)
+    parents = torch.cat([tree.parents[:, :1], torch.where(mine, above, tree.parents[:, 1:])], 1)
+    whose = mine[:, 0] if draft.copied is None else mine[:, 0] | draft.copied
+    return replace(draft, tree=TokenTree(tokens, parents, depth, tree.linear, tree.turns), copied=whose)
