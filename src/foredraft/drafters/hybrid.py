@@ -148,18 +148,23 @@ class Hybrid(CopyingDrafter):
         super().release(row)
 
     def _chains(self, view: View, limits: Sequence[int]) -> list[Sequence[int]]:
+        texts = [self._read(view, index) for index in range(len(view.rows))]
+        matches = [
+            text.match() if limit and not params.prediction else None
+            for text, limit, params in zip(texts, limits, view.params, strict=True)
+        ]
+        chains: list[Sequence[int]] = [()] * len(texts)
+        if not any(matches):
+            return chains
         most = min(self._options.prompt_lookup_num_tokens, widest_copy(view) - 1)
         fixed = _FIXED if view.lengths.device.type == "cpu" else _FIXED_GPU
         price, hot = len(view.rows) / (fixed + len(view.rows)), view.warp.hottest > 0.5
-        texts = [self._read(view, index) for index in range(len(view.rows))]
-        chains: list[Sequence[int]] = []
-        for text, limit, params in zip(texts, limits, view.params, strict=True):
-            chains.append(())
-            if limit and most and not params.prediction and (match := text.match()) is not None:
+        for index, (text, match, limit) in enumerate(zip(texts, matches, limits, strict=True)):
+            if match is not None:
                 chances = text.chances_after(match, min(limit, most), hot)
                 drafts = text.accepted - price * (text.accepted + 1 + _SETUP + _DRAFT)
                 if _best([chances], price)[1] > max(drafts, 0.0):
-                    text.chances, chains[-1] = chances, text.after(match, len(chances))
+                    text.chances, chains[index] = chances, text.after(match, len(chances))
         width, _ = _best([text.chances for text in texts], price * len(texts))
         for text in texts:
             text.chances = text.chances[:width]
