@@ -1,4 +1,13 @@
-"""Chats that ask for a text with a few changes: most of the answer can be copied from the prompt."""
+"""Chats that ask for a text with a few changes: most of the answer can be copied from the prompt.
+
+    python benchmarks/edits.py FILE
+
+writes them as a file of prompts.
+"""
+
+import json
+import sys
+from pathlib import Path
 
 EDITS = [
     """Correct the spelling mistakes in this letter and give it back whole, without comments.
@@ -61,3 +70,13 @@ towel. She gave it some bread and milk. From that day on, the dog followed Anna 
 was ill in the winter, the dog lay beside her bed and kept her warm. In spring they walked to the river \
 together again.""",
 ]
+
+
+def main() -> None:
+    path = Path(sys.argv[1])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps({"turns": [text]}) + "\n" for text in EDITS), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -140,6 +140,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "glide": _with_speeds("glide", heads_summary.glide),
     "cape": functools.partial(speeds, "cape"),
     "cascade": drafts_tables.cascades,
+    "hybrid": functools.partial(real_model.methods, RESULTS / "hybrid.jsonl"),
     "universal": model_pairs.table,
     "shared_noise": shared_noise.table,
     **{name: functools.partial(lossy_tables.table, name) for name in lossy_tables.RULES},

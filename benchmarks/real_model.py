@@ -78,8 +78,10 @@ def arms(heads: dict[str, str]) -> dict[str, str]:
     if "eagle3" in heads:
         path = heads["eagle3"]
         fixed["eagle3-chain"] = lambda n: f"eagle3:{path},nodes={n},depth={n},top_k=1,{FIXED}"
+        fixed["hybrid-chain"] = lambda n: f"hybrid:[eagle3:{path},nodes={n},depth={n},top_k=1,{FIXED}]"
         auto["look-ups+head"] = f"bandit:prompt_lookup+eagle3:{path}"
-    few = {"eagle3-chain", "draft_model"}
+        auto["hybrid"] = f"hybrid:eagle3:{path}"
+    few = {"eagle3-chain", "hybrid-chain", "draft_model"}
     found = {"none": "none"} | {f"{name} auto": spec for name, spec in auto.items()} | own
     for name, spec in fixed.items():
         found |= {f"{name} {n}": spec(n) for n in ((2, 4, 8) if name in few else NODES)}

@@ -110,6 +110,14 @@ def real(inputs: Inputs) -> list[Command]:
     ]
 
 
+def hybrid(inputs: Inputs) -> list[Command]:
+    """Look-ups beside a head, on chats and on edits."""
+    edits, only = STATE / "edits.jsonl", ["none", "hybrid", "eagle3 auto", "eagle3-chain 2", "prompt_lookup auto"]
+    words = ["--model", inputs.smollm2, "--eagle3", inputs.head, "--prompts", *questions(inputs), edits]
+    words += ["--only", *only, "--out", RESULTS / "hybrid.jsonl", "--work", STATE / "hybrid_work.jsonl"]
+    return [script("edits", edits), script("real_model", *words)]
+
+
 def calibration(inputs: Inputs) -> list[Command]:
     words = ["--prompts", *questions(inputs)]
     real = ["--target", inputs.smollm2, "--weights", "int4", "--drafters", f"eagle3:{inputs.head}", "prompt_lookup"]
@@ -328,6 +336,13 @@ PARTS = {
         ("real_model.jsonl", "real_model_repeats.json"),
         lambda i: (*map(Path, i.own_prompts or [i.prompts]), *([] if i.own_model else [i.head])),
         real,
+    ),
+    "hybrid": Part(
+        "look-ups beside a head on a real model: methods/hybrid.md",
+        0.3,
+        ("hybrid.jsonl", "hybrid_repeats.json"),
+        lambda i: (i.prompts, i.head),
+        hybrid,
     ),
     "acceptance": Part(
         "acceptance of every method at equal sizes on a real model: results.md",
