@@ -113,8 +113,8 @@ def real(inputs: Inputs) -> list[Command]:
 def hybrid(inputs: Inputs) -> list[Command]:
     """Look-ups beside a head, on chats and on edits."""
     edits, only = STATE / "edits.jsonl", ["none", "hybrid", "eagle3 auto", "eagle3-chain 2", "prompt_lookup auto"]
-    words = ["--model", inputs.smollm2, "--eagle3", inputs.head, "--prompts", *questions(inputs), edits]
-    words += ["--only", *only, "--out", RESULTS / "hybrid.jsonl", "--work", STATE / "hybrid_work.jsonl"]
+    words = ["--model", inputs.smollm2, "--eagle3", inputs.head, "--prompts", *questions(inputs, ALL_TASKS), edits]
+    words += ["--only", *only, "--out", "benchmarks/results/hybrid.jsonl", "--work", STATE / "hybrid_work.jsonl"]
     return [script("edits", edits), script("real_model", *words)]
 
 
