@@ -26,7 +26,8 @@ SHORTEST_MATCH = 2
 """Tokens of a match that is looked up: after a single one a copy is rarely right."""
 _TRIED = 64  # most earlier places that are compared
 _FIXED, _FIXED_GPU = 4, 200  # nodes that take as long as what a forward takes in any case
-_SETUP, _DRAFT = 0.5, 2  # nodes that take as long as what a draft costs the step, and as the inner drafter's draft
+_SETUP, _DRAFT = 1.2, 1  # nodes that take as long as what any draft costs a step, and as a draft of the inner drafter
+_RETURN = 1.5  # and as the inner drafter's first draft after a copy takes more, since it reads what was copied
 _RATE, _KNOWN = 0.1, 1.0  # step of ``RowText.accepted``, and the information behind a row's first odds
 
 
@@ -163,7 +164,8 @@ class Hybrid(CopyingDrafter):
             if match is not None:
                 chances = text.chances_after(match, min(limit, most), hot)
                 drafts = text.accepted - price * (text.accepted + 1 + _SETUP + _DRAFT)
-                if _best([chances], price)[1] > max(drafts, 0.0):
+                back = price * _RETURN * min(text.accepted, 1.0)
+                if _best([chances], price)[1] > max(drafts, 0.0) + back:
                     text.chances, chains[index] = chances, text.after(match, len(chances))
         width, _ = _best([text.chances for text in texts], price * len(texts))
         for text in texts:

@@ -249,7 +249,7 @@ class Stepper:
             vocab_size = self.vocab_size or self.target.vocab_size
             draft, proposal = checked(proposed, view, vocab_size, self.drafter.name)
             levels = draft.tree.depth
-            if not all(plan.lengths):
+            if not all(map(max, plan.lengths, plan.copies) if plan.copies else plan.lengths):
                 drafting = to_device(plan.lengths, view.lengths.device) > 0
                 drafting = drafting if draft.copied is None else drafting | draft.copied
                 draft = replace(draft, tree=draft.tree.only(drafting))

@@ -47,12 +47,12 @@ class CopyingDrafter(DrafterWrapper):
             return self._inner.propose(view, plan)
         chains = [self._copied[row] for row in view.rows]
         inner = self._inner_copies if any(self._inner_copies) else ()
-        if plan.length or inner:
-            draft = self._inner.propose(view, replace(plan, copies=inner))
-            if not any(chains) or form_fault(draft, view) is not None:  # then the step refuses it
-                return draft
-        else:
-            draft = Draft(view.root_tree, Law.FIXED)
+        if not plan.length and not inner and view.lengths.device.type == "cpu":
+            return _on_host(view.host_roots, chains)
+        drafts = plan.length or inner
+        draft = self._inner.propose(view, replace(plan, copies=inner)) if drafts else Draft(view.root_tree, Law.FIXED)
+        if not any(chains) or form_fault(draft, view) is not None:  # then the step refuses it
+            return draft
         return with_copies(draft, chains)
 
     def release(self, row: int) -> None:
@@ -70,17 +70,9 @@ def widest_copy(view: View) -> int:
 
 def with_copies(draft: Draft, chains: Sequence[Sequence[int]]) -> Draft:
     """The draft with these chains in place of the trees of their rows; rows without one keep theirs."""
-    tree, longest = draft.tree, max(map(len, chains))
-    depth = max(tree.depth, longest)
-    if tree.tokens.shape[1] == 1 and tree.tokens.device.type == "cpu":
-        tokens = [
-            [row[0], *chain, *[0] * (longest - len(chain))] for row, chain in zip(tree.lists[0], chains, strict=True)
-        ]
-        parents = [[ROOT, *range(len(chain)), *[PAD] * (longest - len(chain))] for chain in chains]
-        copies = TokenTree.on_host(tokens, parents, depth, linear=True)
-        return Draft(copies, draft.law, copied=torch.tensor([len(chain) > 0 for chain in chains]))
-    draft = resized(draft, max(tree.tokens.shape[1], 1 + longest))
-    tree = draft.tree
+    longest = max(map(len, chains))
+    draft = resized(draft, max(draft.tree.tokens.shape[1], 1 + longest))
+    tree, depth = draft.tree, max(draft.tree.depth, longest)
     rows, nodes = tree.tokens.shape
     table = [[*chain, *[PAD] * (nodes - 1 - len(chain))] for chain in chains]
     copied = to_device([token for line in table for token in line], tree.tokens.device).view(rows, nodes - 1)
@@ -90,3 +82,13 @@ def with_copies(draft: Draft, chains: Sequence[Sequence[int]]) -> Draft:
     parents = torch.cat([tree.parents[:, :1], torch.where(mine, above, tree.parents[:, 1:])], 1)
     whose = mine[:, 0] if draft.copied is None else mine[:, 0] | draft.copied
     return replace(draft, tree=TokenTree(tokens, parents, depth, tree.linear, tree.turns), copied=whose)
+
+
+def _on_host(roots: Sequence[int], chains: Sequence[Sequence[int]]) -> Draft:
+    """A draft of copies alone, without operators of torch."""
+    longest = max(map(len, chains))
+    missing = [longest - len(chain) for chain in chains]
+    tokens = [[root, *chain, *[0] * left] for root, chain, left in zip(roots, chains, missing, strict=True)]
+    parents = [[ROOT, *range(len(chain)), *[PAD] * left] for chain, left in zip(chains, missing, strict=True)]
+    copied = torch.tensor([len(chain) > 0 for chain in chains])
+    return Draft(TokenTree.on_host(tokens, parents, longest, linear=True), Law.FIXED, copied=copied)
