@@ -128,7 +128,7 @@ def _origin(origins: Sequence[dict], weights: str) -> str:
     """The ``origin_line`` of runs of one machine, perhaps at several commits."""
     commits = list(dict.fromkeys(each["commit"][:9] for each in origins))
     several = {"commits": f"commits {', '.join(commits)}"} if len(commits) > 1 else {}
-    return origin_line({**origins[0], **several}, weights)
+    return origin_line({**origins[-1], **several}, weights)
 
 
 def table(drafter: str, path: Path = RESULTS) -> str:
@@ -178,7 +178,7 @@ def _part(found: dict[Cell, list[dict]], origins: Sequence[dict], speeds: Speeds
         "tokens: the share that is its most likely token; in brackets the 95 % bootstrap interval over "
         f"prompts. {_origin(origins, first.weights)}. Made by `benchmarks/lossy.py`."
     )
-    head = ["T", "rule", *(["speed-up", f"speed-up{FIXED_ARM}"] if speeds else []), *COLUMNS]
+    head = ["T", "rule", *(["speed-up, policy", f"speed-up{FIXED_ARM}"] if speeds else []), *COLUMNS]
     return ["\n".join(markdown_table(head, lines, words=(0, 1))), *([speeds.about()] if speeds else []), about]
 
 

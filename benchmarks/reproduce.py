@@ -287,7 +287,7 @@ def lossy(inputs: Inputs) -> list[Command]:
         *(foredraft("train", name, *model, *data, "--out", STATE / name) for name in ("medusa", "blockwise")),
         foredraft("train", "medusa2", *model, *data, *joint, "--out", STATE / "medusa2"),
         script("lossy", *heads, *new, "--rows", "8"),
-        script("lossy", *heads, "--speed", "--temperatures", "1", "--count", "8", "--new-tokens", "64"),
+        script("lossy", *heads, "--speed", "--temperatures", "1", "--count", "12", "--new-tokens", "48"),
     ]
 
 
@@ -439,7 +439,7 @@ PARTS = {
     "lossy": Part(
         "lossy rules and Medusa-2, with training (minutes on a GPU): methods",
         12.0,
-        ("lossy.jsonl",),
+        ("lossy.jsonl", "lossy_speed.jsonl"),
         lambda i: (Path(i.smollm2), i.prompts),
         lossy,
     ),
