@@ -54,20 +54,23 @@ def test_the_longest_match_is_found_and_of_equal_ones_the_latest(kinds: int):
     assert RowText([3], 0).match() is None
 
 
-def test_copies_are_as_long_as_pays():
+def test_copies_have_the_length_with_the_most_tokens_per_time():
+    widths = set()
     for number in range(200):
         draws = random.Random(number)
         copies = [[draws.random() for _ in range(draws.randrange(6))] for _ in range(3)]
-        price = draws.random() / 2
+        price = draws.random() / 4
 
-        def gain(width: int, copies: list[list[float]] = copies, price: float = price) -> float:
+        def rate(width: int, copies: list[list[float]] = copies, price: float = price) -> float:
             paths = [torch.tensor(each[:width]).cumprod(0).sum().item() for each in copies]
-            return sum(paths) - price * (width + hybrid._SETUP) if width else 0.0
+            return (1 + sum(paths) / 3) / (1 + price * (width + hybrid._SETUP)) if width else 1.0
 
         width, found = hybrid._best(copies, price)
-        assert found == pytest.approx(max(map(gain, range(6))), abs=1e-6) and found == pytest.approx(
-            gain(width), abs=1e-6
+        assert found == pytest.approx(max(map(rate, range(6))), abs=1e-6) and found == pytest.approx(
+            rate(width), abs=1e-6
         )
+        widths.add(width)
+    assert len(widths) > 3
 
 
 def test_a_rows_copies_correct_the_odds():

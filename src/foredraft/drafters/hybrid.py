@@ -124,9 +124,9 @@ class RowText:
 class Hybrid(CopyingDrafter):
     """Copies from each row's own text, beside the drafts of another drafter.
 
-    A copy is as long as pays. Its tokens count with the probability that they and those before them are right, each
-    node of the forward with ``B / (F + B)`` tokens for B rows, where F is ``_FIXED``. It must gain more than the inner
-    drafter's drafts lately did.
+    A copy has the length with the most expected tokens per time. Its tokens count with the probability that they and
+    those before them are right, and each node of the forward takes ``B / (F + B)`` of a plain step for B rows, where F
+    is ``_FIXED``. It must bring more than the inner drafter's drafts lately did.
 
     Args:
         law: of the inner drafter's drawn drafts, where its options do not determine it.
@@ -163,11 +163,11 @@ class Hybrid(CopyingDrafter):
         for index, (text, match, limit) in enumerate(zip(texts, matches, limits, strict=True)):
             if match is not None:
                 chances = text.chances_after(match, min(limit, most), hot)
-                drafts = text.accepted - price * (text.accepted + 1 + _SETUP + _DRAFT)
+                drafts = (1 + text.accepted) / (1 + price * (text.accepted + 1 + _SETUP + _DRAFT))
                 back = price * _RETURN * min(text.accepted, 1.0)
-                if _best([chances], price)[1] > max(drafts, 0.0) + back:
+                if _best([chances], price, 1 + back)[1] > max(drafts, 1.0):
                     text.chances, chains[index] = chances, text.after(match, len(chances))
-        width, _ = _best([text.chances for text in texts], price * len(texts))
+        width, _ = _best([text.chances for text in texts], price)
         for text in texts:
             text.chances = text.chances[:width]
         return [chain[:width] for chain in chains]
@@ -184,19 +184,21 @@ class Hybrid(CopyingDrafter):
         return text
 
 
-def _best(copies: Sequence[Sequence[float]], price: float) -> tuple[int, float]:
-    """The length of the longest copy at which the expected tokens less their price are most, and what they are then.
+def _best(copies: Sequence[Sequence[float]], price: float, plain: float = 1.0) -> tuple[int, float]:
+    """The length of the longest copy with the most expected tokens per row and time, and how many these are.
 
     Args:
         copies: of each row, the probability of each token if those before it are right.
-        price: of a node more for all rows, in tokens.
+        price: what a node more for all rows takes, in plain steps.
+        plain: what the step takes in any case.
     """
-    gains = [0.0]
-    for chances in zip_longest(*[accumulate(each, mul) for each in copies], fillvalue=0.0):
-        setup = price * _SETUP * (len(gains) == 1)
-        gains.append(gains[-1] + sum(chances) - price - setup)
-    width = max(range(len(gains)), key=gains.__getitem__)
-    return width, gains[width]
+    sums = accumulate(map(sum, zip_longest(*[accumulate(each, mul) for each in copies], fillvalue=0.0)), initial=0.0)
+    rates = [
+        (1 + tokens / len(copies)) / (plain + price * (length + _SETUP)) if length else 1.0
+        for length, tokens in enumerate(sums)
+    ]
+    width = max(range(len(rates)), key=rates.__getitem__)
+    return width, rates[width]
 
 
 def build(options: Options, context: BuildContext) -> Hybrid:
