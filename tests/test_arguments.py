@@ -15,7 +15,7 @@ import foredraft
 import gguf_files
 import tiny
 from foredraft.cli.choices import MODEL
-from foredraft.compose.arguments import as_spec
+from foredraft.compose.arguments import as_spec, drafting_spec
 from foredraft.compose.options import LoadOptions, SharedOptions
 from foredraft.compose.spec import Spec
 from foredraft.core.errors import DrafterError, ModelError, OptionError, UsageError
@@ -89,15 +89,12 @@ def adapted() -> PreTrainedModel:
 def test_a_bundled_head_is_found_by_the_name_of_its_target(tmp_path: Path):
     """Hub names, folders and files of one model, but no other model and no tuned one."""
     files = ("SmolLM2-135M-Instruct.Q4_1.gguf", "SmolLM2-135M-Instruct-IQ4_XS.gguf", "smollm2-135m-instruct-f16.gguf")
-    look_ups = dict.fromkeys(("SmolLM2-135M-Instruct.gguf", *(f"some/{file}" for file in files)), "prompt_lookup")
-    for name, default in {"HuggingFaceTB/SmolLM2-135M-Instruct": "eagle3", **look_ups}.items():
+    names = ("HuggingFaceTB/SmolLM2-135M-Instruct", "SmolLM2-135M-Instruct.gguf", *(f"some/{file}" for file in files))
+    for name in names:
         assert bundled_drafts(name) == {"eagle3": "smollm2-eagle3"}
         named, spec = as_spec(name, "eagle3"), as_spec(name, "auto")
         assert isinstance(named, Spec) and (named.name, named.path) == ("eagle3", "smollm2-eagle3")
-        assert isinstance(spec, Spec) and spec.name == default, "look-ups gain more on the kernels"
-        for weights, expected in (("int4", "prompt_lookup"), ("int8", default)):
-            found = as_spec(name, "auto", LoadOptions(weights=weights))
-            assert isinstance(found, Spec) and found.name == expected
+        assert isinstance(spec, Spec) and spec.name == "hybrid" and drafting_spec(name, spec) == named
     others = ("SmolLM2-135M-Instruct-mine", "SmolLM2-135M-Instruct-mine.Q4_1.gguf", str(tmp_path / "sample"), "")
     for name in ("HuggingFaceTB/SmolLM2-360M-Instruct", *others):
         assert bundled_drafts(name) == {}
@@ -106,32 +103,16 @@ def test_a_bundled_head_is_found_by_the_name_of_its_target(tmp_path: Path):
 
 
 def test_a_loaded_model_gets_the_drafter_that_its_folder_or_file_gets(tmp_path: Path):
-    """The head, unless it runs on the native engine in 4 bits or from a GGUF file."""
-
-    def default(source: Any, **options: Any) -> str:
-        found = as_spec(source, "auto", LoadOptions(**options))
-        assert isinstance(found, Spec)
-        return found.name
-
     model = tiny.build(intermediate_size=64)
     folder = tmp_path / next(name for name in BUNDLED_DRAFTS if name != "sample")
     model.save_pretrained(folder)
     file = tmp_path / f"{folder.name}.Q8_0.gguf"
     gguf_files.writer().write(file, model, kind="Q8_0")
-    for weights in ("int4", "int8"):
-        foredraft.quantize(folder, tmp_path / weights / folder.name, weights)
-    cases: list[tuple[Path, dict[str, Any], str]] = [
-        (folder, {}, "eagle3"),
-        (folder, {"weights": "int8"}, "eagle3"),
-        (folder, {"weights": "int4"}, "prompt_lookup"),
-        (tmp_path / "int8" / folder.name, {}, "eagle3"),
-        (tmp_path / "int4" / folder.name, {}, "prompt_lookup"),
-        (file, {}, "prompt_lookup"),
-        (file, {"dtype": "float32"}, "eagle3"),
-    ]
-    for source, options, expected in cases:
-        with foredraft.load(source, "none", **options) as plain:
-            assert default(str(source), **options) == default(plain.engine.target) == expected, (source, options)
+    foredraft.quantize(folder, tmp_path / "int4" / folder.name, "int4")
+    for source in (folder, tmp_path / "int4" / folder.name, file):
+        with foredraft.load(source, "none") as plain:
+            found = [as_spec(each, "auto") for each in (str(source), plain.engine.target)]
+            assert [isinstance(each, Spec) and each.name for each in found] == ["hybrid"] * 2, source
 
 
 def test_the_bundled_head_fits_its_target():
@@ -145,7 +126,7 @@ def test_shared_bundled_target_keeps_its_bundled_drafts():
         foredraft.load(plain) as chosen,
         foredraft.load(plain, "medusa") as m,
     ):
-        assert (chosen.kind.method, m.kind.method) == ("eagle3", "medusa")
+        assert (chosen.kind.method, m.kind.method) == ("hybrid", "medusa")
 
 
 def test_a_target_is_a_path_a_model_wrapped_or_not_or_a_generator(

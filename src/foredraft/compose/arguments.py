@@ -25,11 +25,8 @@ from foredraft.heads.formats import inspect_head
 from foredraft.heads.formats.tuned import SUFFIX, read_tuned
 from foredraft.model.base import TargetModel
 from foredraft.model.gguf.load import is_gguf
-from foredraft.model.hf.hub import local_path
-from foredraft.model.loading.bundled import resolve
 from foredraft.model.loading.load import unwrapped
 from foredraft.model.loading.placement import as_device, as_dtype
-from foredraft.model.native.saved import saved_weights
 
 _log = logging.getLogger(__name__)
 
@@ -178,11 +175,8 @@ def _in_parts(options: Mapping[str, Any] | None, tensor_parallel: int) -> Mappin
     return {**(options or {}), "tp_plan": "auto"}
 
 
-def as_spec(source: Any, drafter: AnyDrafter, options: LoadOptions | None = None) -> Spec | Drafter:
+def as_spec(source: Any, drafter: AnyDrafter) -> Spec | Drafter:
     """Normalise a drafter for this target.
-
-    Args:
-        options: with which the target will be loaded.
 
     Raises:
         OptionError: an unknown method or option.
@@ -191,7 +185,7 @@ def as_spec(source: Any, drafter: AnyDrafter, options: LoadOptions | None = None
     if isinstance(drafter, Drafter):
         return drafter
     if drafter == "auto":
-        drafter = "eagle3" if _bundled_drafts(source) and not _is_fast(source, options) else "prompt_lookup"
+        drafter = "hybrid:eagle3" if "eagle3" in _bundled_drafts(source) else "prompt_lookup"
         _log.info("The automatic choice of a drafter is %s.", drafter)
     if drafter is None or isinstance(drafter, str):
         return _from_text(source, drafter or "none")
@@ -206,6 +200,12 @@ def as_spec(source: Any, drafter: AnyDrafter, options: LoadOptions | None = None
         "A drafter is a spec such as prompt_lookup or draft_model:PATH, a path, a transformers model, or an object of "
         f"a class derived from foredraft.Drafter, not {given}."
     )
+
+
+def drafting_spec(source: Any, spec: Spec) -> Spec:
+    """The spec of the drafter that does the drafting: the inner one if this one is around another."""
+    inner = None if spec.inner is None else as_spec(source, spec.inner)
+    return drafting_spec(source, inner) if isinstance(inner, Spec) else spec
 
 
 def names_draft(spec: Spec | Drafter) -> bool:
@@ -233,21 +233,6 @@ def _bundled_drafts(source: Any) -> Mapping[str, str]:
     if not isinstance(source, str):
         source = source.origin if isinstance(source, TargetModel) else source.config.name_or_path
     return bundled_drafts(source)
-
-
-def _is_fast(source: Any, options: LoadOptions | None) -> bool:
-    """Whether plain decoding of a target is so fast that look-ups gain more than a head (docs/native.md): on the native
-    engine with weights of 4 bits or of a GGUF file."""
-    if isinstance(source, TargetModel):
-        return source.any_width and (source.weights == "int4" or is_gguf(resolve(source.origin)))
-    if not isinstance(source, str):
-        return False
-    options = options or LoadOptions()
-    if is_gguf(path := resolve(source)):
-        return options.dtype is None
-    folder = local_path(path)
-    saved = None if folder is None else saved_weights(folder)
-    return (options.weights if saved is None else saved.weights) == "int4"
 
 
 def _from_path(source: Any, path: str) -> Spec:

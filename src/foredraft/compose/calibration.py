@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from foredraft.compose.arguments import as_spec
+from foredraft.compose.arguments import as_spec, drafting_spec
 from foredraft.compose.spec import Spec
 from foredraft.core.errors import OptionError
 from foredraft.files.write import atomic_write_text
@@ -56,5 +56,6 @@ def calibrated_folder(target: Any, drafter: str) -> str | None:
         OptionError: the spec is not valid.
     """
     spec = as_spec(target, drafter)
-    folder = resolve(spec.path) if isinstance(spec, Spec) and spec.path is not None else None
+    path = drafting_spec(target, spec).path if isinstance(spec, Spec) else None
+    folder = None if path is None else resolve(path)
     return folder if folder is not None and Path(folder).is_dir() else None

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from foredraft.compose.arguments import AnyDrafter, as_spec, as_target, names_draft, taking
+from foredraft.compose.arguments import AnyDrafter, as_spec, as_target, drafting_spec, names_draft, taking
 from foredraft.compose.calibration import CALIBRATION, stored_acceptance_length, stored_calibration
 from foredraft.compose.drafters import DrafterBuilder
 from foredraft.compose.options import LoadOptions as LoadOptions
@@ -59,8 +59,8 @@ def load(given: _One) -> Generator:
         drafter: "none" or None for plain decoding, a spec such as "prompt_lookup" or
             "draft_model:PATH,num_assistant_tokens=5", the path of a head, a draft model or a file written by
             ``foredraft tune``, a ``Drafter``, a loaded draft model, also with options as in
-            ("sequoia,acceptance=0.6/0.2", model), or "auto": the bundled EAGLE-3 head for the bundled model, prompt
-            lookup for any other.
+            ("sequoia,acceptance=0.6/0.2", model), or "auto": look-ups beside the bundled EAGLE-3 head (``hybrid``) for
+            targets that have one, prompt lookup for any other.
         policy: decides how much to draft; by default set by the drafter's options.
 
     With ``tensor_parallel``, rank 0 runs the program; on the other ranks this call never returns: it follows rank 0 and
@@ -119,7 +119,7 @@ class _Loader:
         """Build a generator for each drafter, or none if one of them fails."""
         if not drafters:
             raise OptionError("Name at least one drafter; the drafter none is plain decoding.")
-        specs = [as_spec(self.source, drafter, self.options) for drafter in drafters]
+        specs = [as_spec(self.source, drafter) for drafter in drafters]
         if self.options.draft_options and not any(names_draft(spec) for spec in specs):
             raise OptionError("draft_options apply only to a draft model loaded by its name: leave them out.")
         kinds = [_kind(spec, self.options.verifier) for spec in specs]
@@ -277,14 +277,16 @@ def _load(source: Any, options: LoadOptions) -> Loaded:
 def _policy(spec: Spec | Drafter, drafter: Drafter, target: TargetModel) -> Policy:
     """The policy of the method's options; for a ``Drafter`` object, always its longest draft."""
     if isinstance(spec, Spec):
-        folder = None if spec.path is None else resolve(spec.path)
+        inner = drafting_spec(target, spec)
+        folder = None if inner.path is None else resolve(inner.path)
         length = None if folder is None else stored_acceptance_length(folder)
         prior = NEUTRAL if length is None else 1 - 1 / length  # assuming a constant acceptance rate
         policy = policy_for(
-            spec.drafting, drafter.needs, off_from=spec.off_from, prior=prior, any_width=target.any_width
+            inner.options, drafter.needs, off_from=spec.off_from, prior=prior, any_width=target.any_width
         )
         if folder is not None:
-            _restore(policy, stored_calibration(folder, spec.name), f"{folder}/{CALIBRATION}", "delete it")
+            learned = stored_calibration(folder, spec.name) or stored_calibration(folder, inner.name)
+            _restore(policy, learned, f"{folder}/{CALIBRATION}", "delete it")
         _restore(policy, spec.learned or {}, "The tuned file", "run foredraft tune again")
         return policy
     if spec.needs.max_nodes < 1:
