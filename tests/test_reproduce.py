@@ -1,5 +1,6 @@
 """scripts/reproduce: what is finished stays, what fails is continued, what is missing is named."""
 
+import itertools
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -90,8 +91,8 @@ def test_a_readers_model_and_prompts_leave_our_results_alone():
 def test_universals_pairs_have_the_draft_that_was_trained_for_them():
     module: Any = benchmark("reproduce")
     answers, train, pairs = module.universal(inputs(module))
-    options = {command[3]: dict(zip(command, command[1:], strict=False)) for command in (answers, train)}
+    options = {command[3]: dict(itertools.pairwise(command)) for command in (answers, train)}
     assert options["train"]["--data"] == answers[4] and options["train"]["-m"] == options["answers"]["-m"]
-    given = dict(zip(pairs, pairs[1:], strict=False))
+    given = dict(itertools.pairwise(pairs))
     assert Path(given["--trained"]) == Path(options["train"]["--out"]) / "draft"
     assert given["--smollm2"] == options["train"]["-m"]
