@@ -130,7 +130,8 @@ def tables(found: dict[str, list[dict]]) -> str:
         kind: {(line["threads"], line["arm"]): line for line in reversed(found.get(kind, []))}
         for kind in ("load", "memory")
     }
-    quality = {line["arm"]: line for line in found.get("quality", [])}
+    measured = sorted(found.get("quality", []), key=lambda line: "kl" in line)  # a run without the reference has none
+    quality = {line["arm"]: line for line in measured}
     head = ["arm", "threads", "tokens/s", "prefill tokens/s", "first token, ms", "load, s", "peak MiB", "as plain"]
     rows = []
     for (threads, arm), own in runs.items():
@@ -143,7 +144,10 @@ def tables(found: dict[str, list[dict]]) -> str:
             + [f"{1000 * statistics.median(run['first_seconds'] for run in own):.0f}"]
             + [f"{load['load_seconds']:.1f}" if load else "", f"{memory['mebibytes']:.0f}" if memory else ""]
             + [_as_plain(own, runs.get((threads, plain), []))]
-            + [f"{law[name]:.{digits}f}" if name in law else "" for name, digits in (("perplexity", 2), ("kl", 4))]
+            + [
+                f"{max(law[name], 0.0):.{digits}f}" if name in law else ""
+                for name, digits in (("perplexity", 2), ("kl", 4))
+            ]
         )
     shown = markdown_table([*head, "perplexity", "KL"], rows, words=(0, 1))
     return "\n".join([*shown, "", _by_task(runs)])
