@@ -74,8 +74,8 @@ class ModelChoice(TargetChoice):
         default="auto",
         metadata={
             "names": ("--drafter", "-d"),
-            "help": "NAME[:PATH][,option=value], see foredraft methods; auto: the head of the bundled model, else "
-            "prompt_lookup.",
+            "help": "NAME[:PATH][,option=value], see foredraft methods; auto: look-ups beside the head that is bundled "
+            "for the target, if there is one, else look-ups alone.",
             "complete": names.drafters,
         },
     )
