@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from origin import origin_line
 from policy_tables import rate
-from reading import interval, markdown_table, quotient, read, with_interval
+from reading import markdown_table, quotient, read, with_interval
 
 RESULTS = Path(__file__).resolve().parent / "results" / "lossy.jsonl"
 SPEEDS = "lossy_speed.jsonl"
@@ -67,8 +67,7 @@ def _shown(texts: Sequence[dict], above: str, below: str, form: str = "") -> str
         ratio = sum(text[above] for text in some) / max(1, sum(text[below] for text in some))
         return math.exp(-ratio) if form == "exp" else ratio
 
-    low, high = interval(texts, of, SAMPLES)
-    return f"{of(texts):.2f} ({low:.2f} to {high:.2f})"
+    return with_interval(texts, of, SAMPLES)
 
 
 def row_of(texts: Sequence[dict]) -> list[str]:

@@ -66,7 +66,7 @@ class InMemory(BuildContext):
         target, cache = target or self.target, cache or self.cache
         inner = replace(self, name=parsed.name, argument=parsed.path, target=target, cache=cache)
         drafter = build_function(parsed.name)(parsed.options, inner)
-        return BuiltDrafter(drafter, drafter.needs.law or parsed.drafting.law, 0.0)
+        return BuiltDrafter(drafter, drafter.needs.law or parsed.drafting.options.law, 0.0)
 
     def nested(self, spec: str, target: CausalLM | None = None, cache: SlotCache | None = None) -> NestedDrafter:
         built = self.drafter(spec, target, cache)

@@ -203,9 +203,8 @@ def as_spec(source: Any, drafter: AnyDrafter) -> Spec | Drafter:
 
 
 def drafting_spec(source: Any, spec: Spec) -> Spec:
-    """The spec of the drafter that does the drafting: the inner one if this one is around another."""
-    inner = None if spec.inner is None else as_spec(source, spec.inner)
-    return drafting_spec(source, inner) if isinstance(inner, Spec) else spec
+    """``Spec.drafting`` for this target, with the path of a bundled draft."""
+    return _with_bundled(source, spec.drafting)
 
 
 def names_draft(spec: Spec | Drafter) -> bool:
@@ -222,6 +221,11 @@ def _from_text(source: Any, text: str) -> Spec:
         spec = replace(Spec.parse(tuned.drafter), off_from=tuned.off_from, learned=tuned.learned)
     else:
         spec = Spec.parse(text)
+    return _with_bundled(source, spec)
+
+
+def _with_bundled(source: Any, spec: Spec) -> Spec:
+    """The spec with the path of the draft that is bundled for the target, where it names none."""
     bundled = _bundled_drafts(source)
     if spec.path is None and spec.name in bundled:
         return replace(spec, path=bundled[spec.name])

@@ -54,7 +54,7 @@ class DrafterBuilder:
             if METHODS[spec.name].drafter.startswith("foredraft."):
                 raise
             raise drafter_fault(f"build of {spec.name}", error) from error
-        return BuiltDrafter(drafter, drafter.needs.law or spec.drafting.law, spec.options.confidence)
+        return BuiltDrafter(drafter, drafter.needs.law or spec.drafting.options.law, spec.options.confidence)
 
     def open(self, path: str) -> DraftModelFiles:
         """Load a draft model and append it to ``models``."""

@@ -256,7 +256,7 @@ def _kind(spec: Spec | Drafter, verifier: str | None) -> DrafterInfo:
     """The method's name, and whether the rule keeps the target's law, after a check that it exists and is legal."""
     lossless = verifier is None or rule_of(verifier).lossless
     if verifier is not None and isinstance(spec, Spec):
-        check_legal(verifier, spec.drafting.law)
+        check_legal(verifier, spec.drafting.options.law)
     return DrafterInfo(spec.name if isinstance(spec, Spec) else spec.__class__.__name__, lossless)
 
 

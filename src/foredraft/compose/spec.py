@@ -31,18 +31,15 @@ class Spec:
     """A loaded draft model; ``path`` is then its name in messages."""
 
     @property
-    def inner(self) -> str | None:
-        """The spec inside, as text, if this method is around another drafter, which does the drafting."""
-        return entries(self.path)[0] if METHODS[self.name].around and self.path is not None else None
-
-    @property
-    def drafting(self) -> DrafterOptions:
-        """The options of the drafter that does the drafting.
+    def drafting(self) -> "Spec":
+        """The spec of the drafter that does the drafting: the inner one's if this one wraps another.
 
         Raises:
             OptionError: the inner drafter is not a valid spec.
         """
-        return self.options if self.inner is None else Spec.parse(self.inner).drafting
+        if METHODS[self.name].around and self.path is not None:
+            return Spec.parse(entries(self.path)[0]).drafting
+        return self
 
     @classmethod
     def parse(cls, text: str) -> "Spec":

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple, final
 
-from foredraft.core.draft import Draft
-from foredraft.core.drafter import Drafter, Plan, View
+from foredraft.core.drafter import Drafter, View
 from foredraft.drafters.common.copying import CopyingDrafter, widest_copy
 
 LENGTHS = (3, 7, 15, 31, 63)
@@ -178,9 +177,6 @@ class PredictedOutputs(CopyingDrafter):
         if not self._cursors and not any(params.prediction for params in view.params):
             return self._inner.copies(view, limits)
         return super().copies(view, limits)
-
-    def propose(self, view: View, plan: Plan) -> Draft:
-        return super().propose(view, plan) if self._cursors else self._inner.propose(view, plan)
 
     def _chains(self, view: View, limits: Sequence[int]) -> list[Sequence[int]]:
         most = widest_copy(view) - 1

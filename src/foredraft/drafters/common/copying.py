@@ -43,15 +43,15 @@ class CopyingDrafter(DrafterWrapper):
         return tuple(map(max, own, self._inner_copies)) if self._inner_copies else own
 
     def propose(self, view: View, plan: Plan) -> Draft:
-        if not plan.copies:
+        chains = [self._copied.get(row, ()) for row in view.rows] if plan.copies else []
+        if not any(chains):
             return self._inner.propose(view, plan)
-        chains = [self._copied[row] for row in view.rows]
         inner = self._inner_copies if any(self._inner_copies) else ()
         if not plan.length and not inner and view.lengths.device.type == "cpu":
             return _on_host(view.host_roots, chains)
         drafts = plan.length or inner
         draft = self._inner.propose(view, replace(plan, copies=inner)) if drafts else Draft(view.root_tree, Law.FIXED)
-        if not any(chains) or form_fault(draft, view) is not None:  # then the step refuses it
+        if form_fault(draft, view) is not None:  # then the step refuses it
             return draft
         return with_copies(draft, chains)
 
