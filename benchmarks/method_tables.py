@@ -130,6 +130,13 @@ def _with_speeds(page: str, table: Callable[[], str]) -> Callable[[], str]:
     return lambda: "\n\n".join(part for part in (table(), speeds(page)) if part)
 
 
+def hybrid() -> str:
+    """Two precisions on one processor, and the lower one on another, where plain decoding is faster."""
+    files = {"4 bits": "hybrid", "8 bits": "hybrid_int8", "4 bits, on another processor": "hybrid_xeon"}
+    found = {title: path for title, name in files.items() if (path := RESULTS / f"{name}.jsonl").exists()}
+    return "\n\n".join(f"In {title}.\n\n{real_model.methods(path)}" for title, path in found.items())
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "early_exit": _with_speeds("early_exit", early_exit.table),
     "layer_skip": _with_speeds("layer_skip", layer_search.table),
@@ -140,7 +147,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "glide": _with_speeds("glide", heads_summary.glide),
     "cape": functools.partial(speeds, "cape"),
     "cascade": drafts_tables.cascades,
-    "hybrid": functools.partial(real_model.methods, RESULTS / "hybrid.jsonl"),
+    "hybrid": hybrid,
     "universal": model_pairs.table,
     "shared_noise": shared_noise.table,
     **{name: functools.partial(lossy_tables.table, name) for name in lossy_tables.RULES},

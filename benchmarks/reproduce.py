@@ -112,10 +112,17 @@ def real(inputs: Inputs) -> list[Command]:
 
 def hybrid(inputs: Inputs) -> list[Command]:
     """Look-ups beside a head, on chats and on edits."""
-    edits, only = STATE / "edits.jsonl", ["none", "hybrid", "eagle3 auto", "eagle3-chain 2", "prompt_lookup auto"]
+    edits, results = STATE / "edits.jsonl", Path("benchmarks/results")
     words = ["--model", inputs.smollm2, "--eagle3", inputs.head, "--prompts", *questions(inputs, ALL_TASKS), edits]
-    words += ["--only", *only, "--out", "benchmarks/results/hybrid.jsonl", "--work", STATE / "hybrid_work.jsonl"]
-    return [script("edits", edits), script("real_model", *words)]
+    int8 = ["--weights", "int8", "--count", "4", "--only", "hybrid", "eagle3-chain", "eagle3 auto", "prompt_lookup auto"]
+    int4 = ["--only", "hybrid", "eagle3-chain 2", "eagle3 auto", "prompt_lookup auto", "look-ups+head"]
+    return [
+        script("edits", edits),
+        script("real_model", *words, *int4, "--out", results / "hybrid.jsonl", "--work", STATE / "hybrid_work.jsonl"),
+        script(
+            "real_model", *words, *int8, "--out", results / "hybrid_int8.jsonl", "--work", STATE / "hybrid_int8.jsonl"
+        ),
+    ]
 
 
 def calibration(inputs: Inputs) -> list[Command]:
@@ -340,7 +347,7 @@ PARTS = {
     "hybrid": Part(
         "look-ups beside a head on a real model: methods/hybrid.md",
         0.3,
-        ("hybrid.jsonl", "hybrid_repeats.json"),
+        ("hybrid.jsonl", "hybrid_repeats.json", "hybrid_int8.jsonl", "hybrid_int8_repeats.json"),
         lambda i: (i.prompts, i.head),
         hybrid,
     ),
