@@ -114,7 +114,7 @@ def _rate(sums: np.ndarray) -> np.ndarray:
     return sums[0] / sums[1]
 
 
-def _length(runs: Sequence[Run]) -> str:
+def length_with_interval(runs: Sequence[Run]) -> str:
     """The acceptance length with its interval."""
     low, high = interval_of_sums([(run.tokens, run.forwards) for run in runs], _rate, SAMPLES)
     return f"{length(runs):.2f} ({low:.2f} to {high:.2f})"
@@ -186,13 +186,15 @@ def by_arm(results: Results, temperature: float) -> tuple[str, str]:
         runs = results.runs((*arm, SHARED, temperature))
         if not runs:
             continue
-        row = [TITLES[arm[0]], str(results.nodes[arm]), _length(runs)]
+        row = [TITLES[arm[0]], str(results.nodes[arm]), length_with_interval(runs)]
         ratio = [(*arm, rule, temperature) for rule in RATIO.get(arm[0], ())]
         if drawn:
-            row.append("; ".join(f"{cell[2]} {_length(own)}" for cell in ratio if (own := results.runs(cell))))
+            row.append(
+                "; ".join(f"{cell[2]} {length_with_interval(own)}" for cell in ratio if (own := results.runs(cell)))
+            )
         if picked:
             own = results.runs((*arm, PICKED, temperature))
-            row.append(_length(own) if own else "")
+            row.append(length_with_interval(own) if own else "")
         row.append(by_position(runs))
         for task in tasks:
             shown = [

@@ -2,9 +2,10 @@
 
 import functools
 import statistics
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
+import acceptance_tables
 import drafts_tables
 import early_exit
 import heads_summary
@@ -20,7 +21,7 @@ from origin import origin_line
 from reading import markdown_table, quartiles, read, with_interval
 
 from foredraft.bench.measure.records import read_runs
-from foredraft.bench.measure.summary import grouped, pairs, ratios
+from foredraft.bench.measure.summary import RunPair, grouped, pairs, ratios, temperature_label
 
 RESULTS = Path(__file__).resolve().parent / "results"
 SPEEDS = tuple(RESULTS / f"{name}_speed.jsonl" for name in ("glide", "early_exit", "layer_skip"))
@@ -126,6 +127,69 @@ def _speeds(page: str, path: Path) -> Iterator[str]:
         yield "\n".join(lines)
 
 
+REAL = {
+    **{name: (name,) for name in ("eagle1", "medusa", "hydra", "blockwise", "draft_model", "sequoia")},
+    **{name: (name,) for name in ("prompt_lookup", "max_gram")},
+    "eagle3": ("eagle3", "eagle3-chain"),
+    "eagle2": ("eagle2", "eagle2-expanded", "eagle2-no-value", "eagle2-no-rerank", "eagle2-neither"),
+    "bandit": ("look-ups+head",),
+}
+"""Names of a page's arms in the tables of the real model."""
+
+
+def on_smollm2(page: str) -> str:
+    """A method on the real model: acceptance by nodes, and speed at the best fixed size and under the policy."""
+    return "\n\n".join(part for part in (_real_acceptance(page), _real_speeds(page)) if part)
+
+
+def _real_acceptance(page: str) -> str:
+    results = acceptance_tables.Results.of(acceptance_tables.RESULTS)
+    arms = [arm for arm in results.arms() if arm[0] in REAL.get(page, ())]
+    lines = []
+    for arm in arms:
+        cells = [results.runs((*arm, acceptance_tables.SHARED, heat)) for heat in results.temperatures]
+        if any(cells):
+            lengths = [acceptance_tables.length_with_interval(own) if own else "" for own in cells]
+            lines.append([acceptance_tables.TITLES[arm[0]], str(results.nodes[arm]), *lengths])
+    if not lines:
+        return ""
+    head = ["on SmolLM2-135M-Instruct", "nodes", *map(temperature_label, results.temperatures)]
+    title = (
+        "Tokens per forward of the target, 40 prompts of each of six tasks, shared noise ([by task, and other rules]"
+    )
+    return "\n".join([f"{title}(../results.md#a-real-model)):", "", *markdown_table(head, lines)])
+
+
+def _real_speeds(page: str) -> str:
+    file = read_runs(RESULTS / "hybrid.jsonl" if page == "bandit" else real_model.RESULTS)
+    every = [pair for own in pairs(file, "none").values() for pair in own]
+    arms = grouped(every, lambda pair: (pair.run.temperature, pair.run.arm))
+    lines = []
+    for heat in sorted({pair.run.temperature for pair in every}):
+        found = {
+            arm: own
+            for (own_heat, arm), own in arms.items()
+            if own_heat == heat and arm.split()[0] in REAL.get(page, ())
+        }
+        fixed = {arm: own for arm, own in found.items() if not arm.endswith(" auto")}
+        best = max(fixed, key=lambda arm: statistics.median(ratios(fixed[arm])), default="")
+        policy = [own for arm, own in found.items() if arm.endswith(" auto")]
+        if found:
+            shown = f"{_speed(fixed[best])} ({best})" if best else ""
+            lines.append([temperature_label(heat), shown, *map(_speed, policy)])
+    if not lines:
+        return ""
+    head = ["on SmolLM2-135M-Instruct in 4 bits", "best fixed size", "policy"]
+    where = "hybrid.md" if page == "bandit" else "../results.md#a-real-model"
+    title = f"Speed-up over plain decoding / tokens per forward, medians over prompts ([all sizes by task]({where})):"
+    origin = file.provenance[-1]
+    return "\n".join([title, "", *markdown_table(head, lines), "", f"{origin_line(origin, 'int4')}."])
+
+
+def _speed(own: Sequence[RunPair]) -> str:
+    return f"{statistics.median(ratios(own)):.2f} / {real_model.length([pair.run for pair in own]):.2f}"
+
+
 def _with_speeds(page: str, table: Callable[[], str]) -> Callable[[], str]:
     return lambda: "\n\n".join(part for part in (table(), speeds(page)) if part)
 
@@ -154,8 +218,11 @@ TABLES: dict[str, Callable[[], str]] = {
 }
 """By name of the page."""
 
-SENTENCES: dict[str, Callable[[], str]] = {"triforce": retrieval_tables.sentence}
-"""What a paper claims and what was found, for the head of the page."""
+SENTENCES: dict[str, Callable[[], str]] = {
+    "triforce": retrieval_tables.sentence,
+    "shared_noise": shared_noise.sentence,
+}
+"""What a page says of its measurements in words, by name of the page."""
 
 
 def _of(runs: list[dict], arm: str) -> list[dict]:

@@ -14,11 +14,13 @@ import argparse
 import itertools
 import json
 import shlex
+import statistics
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from origin import origin_line, provenance
@@ -27,6 +29,7 @@ from seeded_texts import SeededTexts, in_turns
 
 import foredraft
 from foredraft.bench.check import draft_always
+from foredraft.bench.measure.summary import grouped
 
 RESULTS = Path(__file__).resolve().parent / "results" / "shared_noise.jsonl"
 SHARED = "shared noise"
@@ -125,31 +128,47 @@ def length(texts: Pairs) -> float:
     return sum(tokens for tokens, _ in texts) / sum(forwards for _, forwards in texts)
 
 
+class Cell(NamedTuple):
+    """Texts of the same prompts with shared noise and with the ratio rule."""
+
+    target: str
+    pair: Pair
+    nodes: int
+    temperature: float
+    shared: Pairs
+    drawn: Pairs
+
+
+def pairs_of(lines: Sequence[dict[str, Any]]) -> list[Cell]:
+    """All cells that have both."""
+    texts: dict[tuple[str, str, str, float], Pairs] = {}
+    nodes: dict[str, int] = {}
+    for line in lines:
+        texts.setdefault((line["target"], line["spec"], line["rule"], line["temperature"]), []).extend(line["texts"])
+        nodes[line["spec"]] = line["nodes"]
+    found, heats = [], sorted({key[3] for key in texts if key[2] == SHARED})
+    for target, pair, heat in itertools.product(dict.fromkeys(key[0] for key in texts), PAIRS, heats):
+        ours, theirs = (texts.get((target, *arm, heat), []) for arm in pair.arms())
+        if both := min(len(ours), len(theirs)):  # a run that goes on has more of one
+            found.append(Cell(target, pair, nodes[pair.spec], heat, ours[:both], theirs[:both]))
+    return found
+
+
 def table(path: Path = RESULTS) -> str:
     """All pairs with their ratios by temperature, for docs/methods/shared_noise.md."""
     kinds = read(path)
-    texts: dict[tuple[str, str, str, float], Pairs] = {}
-    nodes: dict[str, int] = {}
-    for cell in kinds["cell"]:
-        texts.setdefault((cell["target"], cell["spec"], cell["rule"], cell["temperature"]), []).extend(cell["texts"])
-        nodes[cell["spec"]] = cell["nodes"]
-    lines, heats = [], sorted({key[3] for key in texts if key[2] == SHARED})
-    for target in dict.fromkeys(key[0] for key in texts):
-        head, rows = [f"{target}: drafter, nodes, ratio rule", *(f"T = {heat:g}" for heat in heats)], []
-        for pair in PAIRS:
-            if pair.spec not in nodes:
-                continue
-            shown = []
-            for heat in heats:
-                ours, theirs = (texts.get((target, *arm, heat), []) for arm in pair.arms())
-                both = min(len(ours), len(theirs))  # a run that goes on has more of one
-                shown.append(_shown(ours[:both], theirs[:both]) if both else "")
-            if any(shown):
-                rows.append([f"{pair.name}, {nodes[pair.spec]}, {pair.rule}", *shown])
-        lines += [*markdown_table(head, rows), ""]
+    cells = pairs_of(kinds["cell"])
+    lines, heats = [], sorted({cell.temperature for cell in cells})
+    for target, own in grouped(cells, lambda cell: cell.target).items():
+        rows: dict[str, dict[float, str]] = {}
+        for cell in own:
+            name = f"{cell.pair.name}, {cell.nodes}, {cell.pair.rule}"
+            rows.setdefault(name, {})[cell.temperature] = _shown(cell.shared, cell.drawn)
+        head = [f"{target}: drafter, nodes, ratio rule", *(f"T = {heat:g}" for heat in heats)]
+        lines += [*markdown_table(head, [[name, *map(row.get, heats, repeat(""))] for name, row in rows.items()]), ""]
     shared = [cell for cell in kinds["cell"] if cell["rule"] == SHARED]
     compared, differ = sum(len(cell["texts"]) for cell in shared), sum(cell["differ"] for cell in shared)
-    most = max(len(each) for each in texts.values())
+    most = max(len(cell.shared) for cell in cells)
     origins = kinds["provenance"]
     commits = list(dict.fromkeys(each["commit"][:9] for each in origins))
     several = {"commits": f"commits {', '.join(commits)}"} if len(commits) > 1 else {}
@@ -162,6 +181,19 @@ def table(path: Path = RESULTS) -> str:
             "`python benchmarks/shared_noise.py`, with the options in "
             "[shared_noise.jsonl](../../benchmarks/results/shared_noise.jsonl).",
         ]
+    )
+
+
+def sentence(path: Path = RESULTS) -> str:
+    """What the table says of all methods together."""
+    parts = []
+    for heat, cells in sorted(grouped(pairs_of(read(path)["cell"]), lambda cell: cell.temperature).items()):
+        found = [ratio(cell.shared, cell.drawn) for cell in cells]
+        below, above = sum(high < 1 for _, _, high in found), sum(low > 1 for _, low, _ in found)
+        mean = statistics.mean(middle for middle, _, _ in found)
+        parts.append(f"{mean:.2f} at T = {heat:g} ({len(found)} cells, {above} with intervals above 1, {below} below)")
+    return (
+        f"Acceptance length with shared noise over that of drawn drafts, mean of the cells below: {', '.join(parts)}."
     )
 
 

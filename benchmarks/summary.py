@@ -20,13 +20,12 @@ import policy_tables
 import prediction
 import real_model
 import result_figures
-import retrieval
 import serving
 import speed_tables
 import step
 import stopping
 import support
-from method_tables import SENTENCES, TABLES
+from method_tables import SENTENCES, TABLES, on_smollm2
 from origin import origin_line
 from reading import markdown_table, read
 
@@ -65,13 +64,14 @@ def method_pages(cells: Sequence[policy_tables.Cell]) -> dict[Path, str]:
     found = {}
     for path in sorted((ROOT / "docs" / "methods").glob("*.md")):
         text = path.read_text(encoding="utf-8")
-        if path.stem in SENTENCES and retrieval.RESULTS.exists():
+        if path.stem in SENTENCES:
             text = filled(text, {"found": SENTENCES[path.stem]()})
         before, begin, rest = text.partition(f"<!-- measured {path.stem} -->\n")
         _, end, after = rest.partition("<!-- /measured -->")
         if begin and end:
             own = TABLES[path.stem]() if path.stem in TABLES else ""
-            block = "\n\n".join(part for part in (policy_tables.of_page(cells, path.stem), own) if part)
+            parts = (on_smollm2(path.stem), policy_tables.of_page(cells, path.stem), own)
+            block = "\n\n".join(part for part in parts if part)
             found[path] = f"{before}{begin}{block}{chr(10) if block else ''}{end}{after}"
     return found
 
