@@ -154,29 +154,22 @@ def _real_acceptance(page: str) -> str:
     if not lines:
         return ""
     head = ["on SmolLM2-135M-Instruct", "nodes", *map(temperature_label, results.temperatures)]
-    title = (
-        "Tokens per forward of the target, 40 prompts of each of six tasks, shared noise ([by task, and other rules]"
-    )
+    title = "Tokens per forward of the target, 40 prompts of each of six tasks, shared noise ([by task, other rules]"
     return "\n".join([f"{title}(../results.md#a-real-model)):", "", *markdown_table(head, lines)])
 
 
 def _real_speeds(page: str) -> str:
     file = read_runs(RESULTS / "hybrid.jsonl" if page == "bandit" else real_model.RESULTS)
-    every = [pair for own in pairs(file, "none").values() for pair in own]
+    every = [pair for own in pairs(file, "none").values() for pair in own if _on(page, pair.run.arm)]
     arms = grouped(every, lambda pair: (pair.run.temperature, pair.run.arm))
     lines = []
     for heat in sorted({pair.run.temperature for pair in every}):
-        found = {
-            arm: own
-            for (own_heat, arm), own in arms.items()
-            if own_heat == heat and arm.split()[0] in REAL.get(page, ())
-        }
+        found = {arm: own for (own_heat, arm), own in arms.items() if own_heat == heat}
         fixed = {arm: own for arm, own in found.items() if not arm.endswith(" auto")}
         best = max(fixed, key=lambda arm: statistics.median(ratios(fixed[arm])), default="")
         policy = [own for arm, own in found.items() if arm.endswith(" auto")]
-        if found:
-            shown = f"{_speed(fixed[best])} ({best})" if best else ""
-            lines.append([temperature_label(heat), shown, *map(_speed, policy)])
+        shown = f"{_speed(fixed[best])} ({best})" if best else ""
+        lines.append([temperature_label(heat), shown, *map(_speed, policy)])
     if not lines:
         return ""
     head = ["on SmolLM2-135M-Instruct in 4 bits", "best fixed size", "policy"]
@@ -184,6 +177,10 @@ def _real_speeds(page: str) -> str:
     title = f"Speed-up over plain decoding / tokens per forward, medians over prompts ([all sizes by task]({where})):"
     origin = file.provenance[-1]
     return "\n".join([title, "", *markdown_table(head, lines), "", f"{origin_line(origin, 'int4')}."])
+
+
+def _on(page: str, arm: str) -> bool:
+    return arm.split()[0] in REAL.get(page, ())
 
 
 def _speed(own: Sequence[RunPair]) -> str:

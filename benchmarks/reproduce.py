@@ -114,17 +114,7 @@ def hybrid(inputs: Inputs) -> list[Command]:
     """Look-ups beside a head, on chats and on edits."""
     edits, results = STATE / "edits.jsonl", Path("benchmarks/results")
     words = ["--model", inputs.smollm2, "--eagle3", inputs.head, "--prompts", *questions(inputs, ALL_TASKS), edits]
-    int8 = [
-        "--weights",
-        "int8",
-        "--count",
-        "4",
-        "--only",
-        "hybrid",
-        "eagle3-chain",
-        "eagle3 auto",
-        "prompt_lookup auto",
-    ]
+    int8 = ["--weights", "int8", "--count", "4", "--only", "hybrid", "eagle3-chain", "eagle3 auto", "prompt_lookup"]
     int4 = ["--only", "hybrid", "eagle3-chain 2", "eagle3 auto", "prompt_lookup auto", "look-ups+head"]
     return [
         script("edits", edits),

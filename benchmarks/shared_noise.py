@@ -191,10 +191,8 @@ def sentence(path: Path = RESULTS) -> str:
         found = [ratio(cell.shared, cell.drawn) for cell in cells]
         below, above = sum(high < 1 for _, _, high in found), sum(low > 1 for _, low, _ in found)
         mean = statistics.mean(middle for middle, _, _ in found)
-        parts.append(f"{mean:.2f} at T = {heat:g} ({len(found)} cells, {above} with intervals above 1, {below} below)")
-    return (
-        f"Acceptance length with shared noise over that of drawn drafts, mean of the cells below: {', '.join(parts)}."
-    )
+        parts.append(f"{mean:.2f} at T = {heat:g} ({len(found)} cells; interval above 1: {above}, below: {below})")
+    return f"Acceptance length with shared noise over that of drawn drafts, means of the cells: {', '.join(parts)}."
 
 
 def _shown(ours: Pairs, theirs: Pairs) -> str:
