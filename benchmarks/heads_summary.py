@@ -1,17 +1,15 @@
-"""Tables and plots of the results of heads.py.
+"""Tables and plots of trained heads: results of heads.py, ablation.py and trainings on a GPU.
 
-python benchmarks/heads_summary.py            # print the tables
-python benchmarks/heads_summary.py --plots    # draw docs/figures/*.svg (needs matplotlib)
+python benchmarks/heads_summary.py    # draw docs/figures/*.svg (needs matplotlib)
 """
 
-import argparse
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from origin import origin_line
 from policy_tables import TITLES
-from reading import acceptance_interval, markdown_table, per_forward, quartiles, quotient, read, with_interval
+from reading import acceptance_interval, markdown_table, per_forward, quotient, read, with_interval
 
 from foredraft.bench.measure.records import Watched
 from foredraft.bench.measure.summary import temperature_label
@@ -25,19 +23,9 @@ GLIDE = ROOT / "benchmarks" / "results" / "glide.jsonl"
 REAL_GLIDE = ROOT / "benchmarks" / "results" / "glide_smollm2.jsonl"
 METHODS = {"eagle": "EAGLE-1", "eagle3": "EAGLE-3", "glide": "GLIDE"}
 FIGURES = ROOT / "docs" / "figures"
+_FEW = 30
+"""Judged tokens below which counts are shown, not a share."""
 Run = dict[str, Any]
-
-
-def markdown(kinds: dict[str, list[Run]]) -> str:
-    """Speed and acceptance of the arms with the default policy, then acceptance of trees of fixed sizes."""
-    runs, origin = kinds["run"], kinds["provenance"][0]
-    timed = [run for run in runs if "fixed" not in run]
-    fixed = [run for run in runs if "fixed" in run]
-    lines = _table("speed-up over plain decoding, median (quartiles)", timed, _speed_up(timed), skip=("plain",))
-    lines += ["", *_table("acceptance length", timed, _acceptance(timed), skip=("plain",))]
-    lines += ["", *_table("acceptance length with a fixed tree size", fixed, _acceptance(fixed))]
-    lines += ["", _closing(runs, origin)]
-    return "\n".join(lines)
 
 
 def real(path: Path = REAL) -> str:
@@ -100,9 +88,9 @@ def ablation(path: Path = ABLATION) -> str:
     lines += [
         "",
         f"{origin['target']}, one seed, three passes over the data, draft vocabulary of EAGLE-3 8,192. Tokens per "
-        f"forward, greedy, {origin['count']} prompts of a task, {origin['new_tokens']} new tokens, with 95 % intervals "
-        f"over prompts; chains of five, trees of 24 nodes; float32 on an {origin['device']}, commit "
-        f"{origin['commit'][:9]}, {origin['date']}. Made by `benchmarks/ablation.py`.",
+        f"forward, {origin['count']} prompts of a task, {origin['new_tokens']} new tokens, with 95 % intervals "
+        "over prompts; chains of five, greedy trees of 24 nodes; n-alpha of greedy chains; float32 on an "
+        f"{origin['device']}, commit {origin['commit'][:9]}, {origin['date']}. Made by `benchmarks/ablation.py`.",
     ]
     return "\n".join(lines)
 
@@ -134,7 +122,7 @@ def real_glide(path: Path = REAL_GLIDE, eagle: Path = ABLATION) -> str:
     if all(head["trial"] for head in kinds["head"]):
         count = origin["count"]
         heads = [*kinds["head"], *(_first(head, count) for head in same)]
-        parts += [*_trials(heads, sampled=True), "", *_by_others(heads), ""]
+        parts += [*_trials(heads), "", *_by_others(heads), ""]
         first = "the first " if count < other["count"] else ""
         trial = (
             f" Other tokens per forward: {first}{count} prompts of a task, {origin['new_tokens']} new tokens, with 95 "
@@ -213,15 +201,12 @@ def _first(head: Run, count: int) -> Run:
     return {**head, "trial": cut}
 
 
-def _trials(heads: Iterable[Run], *, sampled: bool = False) -> list[str]:
-    """The acceptance lengths of each head's chains and trees by task, and its chains' acceptance by position.
-
-    Args:
-        sampled: also of chains at temperature 1.
-    """
+def _trials(heads: Iterable[Run]) -> list[str]:
+    """The acceptance lengths of each head's chains and trees by task, and its greedy chains' acceptance by position:
+    as a fraction where few tokens were judged."""
     heads = sorted(heads, key=lambda each: (each["question"] != "size", each["method"], each["size"]))
     tasks = [name.removeprefix(_GREEDY) for name in heads[0]["trial"] if name.startswith(_GREEDY)]
-    shown = {name: arm for name, arm in _shapes(heads).items() if sampled or arm != _SAMPLED}
+    shown = _shapes(heads)
     words = ", ".join(shown)
     titles = ["head", "data", *(f"{TITLES.get(task, task)}: {words}" for task in tasks), "0-alpha to 4-alpha"]
     rows = []
@@ -230,7 +215,8 @@ def _trials(heads: Iterable[Run], *, sampled: bool = False) -> list[str]:
         question = QUESTIONS[head["question"]]
         found = {name: acceptance_interval(arm) for name, arm in head["trial"].items()}
         cells = [", ".join(found[f"{arm}{task}"] for arm in shown.values()) for task in tasks]
-        alphas = " ".join(f"{alpha:.2f}" for alpha in _alphas(head))
+        counts = _judged(head)
+        alphas = " ".join(f"{own / all:.2f}" if all >= _FEW else f"{own}/{all}" for own, all in counts)
         rows.append([f"{method}{question and ', '}{question}", _data(head), *cells, alphas])
         if f"CaPE, T=0, {tasks[0]}" in found:
             rows.append([f"{method} with CaPE", _data(head), *(found[f"CaPE, T=0, {task}"] for task in tasks), ""])
@@ -242,64 +228,18 @@ def _chain(head: Run) -> float:
     return per_forward(_prompts(head, _GREEDY))
 
 
-def _alphas(head: Run) -> list[float]:
-    """n-alpha: the share of tokens at position n of a chain that is accepted, given that those before are."""
+def _judged(head: Run) -> list[tuple[int, int]]:
+    """By position of a chain: accepted tokens, and those that were judged since all before them were accepted."""
     arms = [arm for name, arm in head["trial"].items() if name.startswith(_GREEDY)]
     reached = [sum(sum(arm["accepted_by_depth"][d : d + 1]) for arm in arms) for d in range(5)]
     drafted = [sum(sum(arm["drafted_by_depth"][d : d + 1]) for arm in arms) for d in range(5)]
     before = [drafted[0], *reached[:4]]
-    return [own / above for own, above in zip(reached, before, strict=True) if above]
+    return [(own, above) for own, above in zip(reached, before, strict=True) if above]
 
 
-def _columns(runs: list[Run]) -> list[tuple[str, float]]:
-    return list(dict.fromkeys((run["task"], run["temperature"]) for run in runs))
-
-
-def _table(title: str, runs: list[Run], cell: Callable[[str, str, float], str], skip: Iterable[str] = ()) -> list[str]:
-    columns = _columns(runs)
-    heads = [f"{TITLES[task]}, {temperature_label(temperature)}" for task, temperature in columns]
-    arms = [arm for arm in dict.fromkeys(run["arm"] for run in runs) if arm not in skip]
-    return markdown_table([title, *heads], ([arm, *(cell(arm, task, t) for task, t in columns)] for arm in arms))
-
-
-def _of(runs: list[Run], arm: str, task: str, temperature: float) -> list[Run]:
-    return [r for r in runs if (r["arm"], r["task"], r["temperature"]) == (arm, task, temperature)]
-
-
-def _pace(run: Run) -> float:
-    """Seconds per token: at temperature 1 outputs may differ in length from arm to arm."""
-    return run["seconds"] / max(1, run["tokens"])
-
-
-def _speed_up(runs: list[Run]) -> Callable[[str, str, float], str]:
-    def cell(arm: str, task: str, temperature: float) -> str:
-        plain = {run["prompt"]: _pace(run) for run in _of(runs, "plain", task, temperature)}
-        return quartiles([plain[run["prompt"]] / _pace(run) for run in _of(runs, arm, task, temperature)])
-
-    return cell
-
-
-def acceptance(runs: list[Run]) -> float:
-    """Tokens per target forward, over all of these runs."""
-    return sum(run["tokens"] for run in runs) / max(1, sum(run["stats"]["target_forwards"] for run in runs))
-
-
-def _acceptance(runs: list[Run]) -> Callable[[str, str, float], str]:
-    return lambda arm, task, temperature: f"{acceptance(_of(runs, arm, task, temperature)):.2f}"
-
-
-def _closing(runs: list[Run], origin: Run) -> str:
-    greedy = [run for run in runs if run["temperature"] == 0]
-    texts: dict[tuple[str, int], set[tuple[int, ...]]] = {}
-    for run in greedy:
-        texts.setdefault((run["task"], run["prompt"]), set()).add(tuple(run["output"]))
-    same = sum(len(each) == 1 for each in texts.values())
-    return (
-        f"Greedy: all arms produced the same tokens on {same} of {len(texts)} prompts. {origin['target']}, at most "
-        f"{origin['new_tokens']} new tokens, prefill included, {origin_line(origin)}. HumanEval prompts are plain "
-        f"text; GSM8K prompts use the chat template. Made by `{origin['command']}`; every run is in "
-        "`benchmarks/results/heads.jsonl`."
-    )
+def _alphas(head: Run) -> list[float]:
+    """n-alpha: the share of tokens at position n of a chain that is accepted, given that those before are."""
+    return [own / above for own, above in _judged(head)]
 
 
 def by_place(runs: list[Run], arm: str) -> dict[int, list[float]]:
@@ -395,17 +335,5 @@ def _plot_ablation(heads: list[Run]) -> None:
     _save(figure, "ablation.svg")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", nargs="?", type=Path, default=RESULTS)
-    parser.add_argument("--plots", action="store_true", help="draw docs/figures/*.svg")
-    args = parser.parse_args()
-    kinds = read(args.results)
-    if args.plots:
-        plots(kinds["run"])
-    else:
-        print(markdown(kinds))
-
-
 if __name__ == "__main__":
-    main()
+    plots(read(RESULTS)["run"])

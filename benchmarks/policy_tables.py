@@ -15,7 +15,7 @@ RESULTS = Path(__file__).parent / "results" / "policy.jsonl"
 POLICY, PLAIN = "policy", "0"
 TITLES = {"humaneval": "HumanEval", "gsm8k": "GSM8K", "mt_bench": "MT-bench"}
 IN_SHORT = ("eagle3", "eagle1", "draft_model", "medusa", "prompt_lookup")
-"""The methods of README.md."""
+"""The methods of the picture."""
 PAGES = {"hydra++": "hydra", "pruned": "pruned_drafts"}
 """Pages of methods that share one with another, or have another name."""
 
@@ -229,27 +229,6 @@ def by_method(cells: Sequence[Cell]) -> str:
             columns += _both(own)
         lines.append([method, *columns])
     return "\n".join(markdown_table(["method", *head], lines))
-
-
-def in_short(own: Sequence[Cell]) -> str:
-    """A row per method of one target, greedy and at T=1: means over the tasks that are measured for every method."""
-    methods = {cell.method for cell in own}
-    wanted = {(method, heat) for method in methods for heat in (0.0, 1.0)}
-    measured = {task: {(cell.method, cell.temperature) for cell in own if cell.task == task} for task in TITLES}
-    tasks = [task for task in TITLES if wanted <= measured[task]]
-    head = ["method", "greedy: best fixed size", "greedy: policy", "T=1: best fixed size", "T=1: policy"]
-    rows = []
-    for method in methods:
-        found = [
-            [cell for cell in own if (cell.method, cell.temperature) == (method, heat) and cell.task in tasks]
-            for heat in (0.0, 1.0)
-        ]
-        columns = [column for some in found for column in _both(some)]
-        rows.append((sum(cell.speed_up(POLICY) for cell in found[0]), [method, *columns]))
-    lines = markdown_table(head, (row for _, row in sorted(rows, reverse=True)))
-    titles, chosen = [TITLES[task] for task in tasks], [cell for cell in own if cell.task in tasks]
-    named = " and ".join(filter(None, [", ".join(titles[:-1]), titles[-1]]))
-    return "\n".join([*lines, "", f"Prompts of {named}; at least {_tokens(chosen)} tokens an arm."])
 
 
 def of_page(cells: Sequence[Cell], page: str) -> str:

@@ -158,6 +158,41 @@ def methods(path: Path = RESULTS) -> str:
     return "\n".join([*parts, *notes(file, path)])
 
 
+def in_short() -> str:
+    """Speed-ups of a few arms by task and precision, for README.md and results.md."""
+    titles = {
+        "mt_bench": "chat",
+        "gsm8k": "maths",
+        "humaneval": "code",
+        "alpaca": "instructions",
+        "qa": "questions",
+        "sum": "summaries",
+        "edits": "edits",
+    }
+    arms = {
+        "hybrid auto": "**default**: `hybrid:eagle3`",
+        "hybrid-chain 2": "`hybrid`, chains of 2",
+        "eagle3-chain 2": "`eagle3`, chains of 2",
+        "prompt_lookup auto": "`prompt_lookup`",
+    }
+    lines, made = [], []
+    for name in ("hybrid", "hybrid_int8"):
+        file = read_runs(RESULTS.with_name(f"{name}.jsonl"))
+        origin = file.provenance[-1]
+        weights = origin["settings"]["weights"]
+        found = [pair for own in pairs(file, "none").values() for pair in own]
+        for arm, title in arms.items():
+            own = [pair for pair in found if pair.run.arm == arm]
+            greedy = [pair for pair in own if pair.run.temperature == 0]
+            cells = [greedy, *([pair for pair in greedy if pair.run.task == task] for task in titles)]
+            cells.append([pair for pair in own if pair.run.temperature == 1])
+            lines.append([f"{weights}, {title}", *(f"{statistics.median(ratios(cell)):.2f}" for cell in cells)])
+        count = len({(pair.run.task, pair.run.prompts, pair.run.turn) for pair in found})
+        made.append(f"{weights}: {count} prompts, {origin_line(origin, weights)}")
+    table = markdown_table(["drafter", "all", *titles.values(), "T = 1"], lines)
+    return "\n".join([*table, "", f"Medians over prompts. {'; '.join(made)}. Made by `scripts/reproduce hybrid`."])
+
+
 def notes(file: RunFile, path: Path) -> list[str]:
     """What the tables rest on."""
     others = [pair for own in pairs(file, "none").values() for pair in own if pair.run.arm != "none"]

@@ -200,7 +200,7 @@ def heads(inputs: Inputs) -> list[Command]:
     own = inputs.heads
     words = ["--hydra", own / "hydra" / "head", "--hydra-plus", own / "hydra++" / "head"]
     words += ["--equal", own / "eagle3" / "head", "--prompts", inputs.prompts]
-    return [script("heads", *words), script("heads_summary", "--plots")]
+    return [script("heads", *words), script("heads_summary")]
 
 
 def answers_of(inputs: Inputs) -> Command:
@@ -215,7 +215,7 @@ def ablation(inputs: Inputs) -> list[Command]:
     return [
         answers_of(inputs),
         script("ablation", "--model", inputs.smollm2, "--data", answers, "--prompts", *files),
-        script("heads_summary", "--plots"),
+        script("heads_summary"),
     ]
 
 

@@ -122,7 +122,6 @@ def _made(cells: Sequence[policy_tables.Cell]) -> str:
 def pages() -> dict[Path, str]:
     """The up-to-date text of every page with generated tables."""
     cells = policy_tables.read()
-    few = [cell for cell in cells if cell.target == "sample" and cell.method in policy_tables.IN_SHORT]
     lines = read(ROOT / engines.RESULTS)
     found, made = engine_tables.sentence(lines), engines_made(lines)
     compared = {"engines": f"{engine_tables.in_short(lines)}\n\n{found} {made}"}
@@ -135,11 +134,11 @@ def pages() -> dict[Path, str]:
         )
     served = {"serving": serving.table()} if serving.RESULTS.exists() else {}
     blocks = {
-        "README.md": {"results": f"{policy_tables.in_short(few)} {_made(few)} {speed_tables.against_transformers()}"}
-        | compared,
+        "README.md": {"results": f"{real_model.in_short()}\n\n{speed_tables.against_transformers()}"} | compared,
         "docs/native.md": every,
         "docs/methods/README.md": {"methods": methods()},
         "docs/results.md": {
+            "default": real_model.in_short(),
             "real": real_model.methods(),
             "acceptance": acceptance_tables.tables(),
             "batches": batches.table(),
@@ -155,7 +154,6 @@ def pages() -> dict[Path, str]:
         "docs/schedules.md": {"stopping": stopping.table()},
         "docs/serving.md": {"prediction": prediction.table()} | served,
         "docs/heads.md": {
-            "heads": heads_summary.markdown(read(heads_summary.RESULTS)),
             "real heads": heads_summary.real(),
             "ablation": heads_summary.ablation(),
         },
