@@ -43,6 +43,8 @@ from foredraft.core.sampling.truncation import Truncation
 from foredraft.engine.policy import Constant
 
 RESULTS = Path(__file__).resolve().parent / "results" / "chains.jsonl"
+LARGER = RESULTS.with_name("chains_float32.jsonl")
+"""Sweep of target-65m with draft-6m in float32, where drafts pay."""
 FIGURES = Path(__file__).resolve().parent.parent / "docs" / "figures"
 TASKS = {"sum": "summaries", "humaneval": "code"}
 LONGEST = 10
@@ -72,7 +74,7 @@ def chats(args: argparse.Namespace) -> list[tuple[str, int, Any]]:
 def sweep(args: argparse.Namespace, done: set[tuple]) -> Iterator[Run]:
     """One line per prompt and temperature, with all lengths."""
     todo = [(*each, heat) for each in chats(args) for heat in RULES if ("sweep", each[0], each[1], heat) not in done]
-    plain = foredraft.load(args.target, None, weights=args.weights, device="cpu")
+    plain = foredraft.load(args.target, None, weights=args.weights or None, device="cpu")
     spec = f"draft_model:{args.draft},num_assistant_tokens={LONGEST}"
     made = {heat: foredraft.load(plain, spec, verifier=rule) for heat, rule in RULES.items()}
     for turn, (task, number, prompt, heat) in enumerate([todo[0], *todo] if todo else []):
@@ -105,7 +107,7 @@ def sweep(args: argparse.Namespace, done: set[tuple]) -> Iterator[Run]:
 def laws(args: argparse.Namespace, done: set[tuple]) -> Iterator[Run]:
     """One line per text: means for each cut, and for each token entropy, tokens kept, and probability cut."""
     todo = [each for each in chats(args) if ("laws", *each[:2], 1.0) not in done]
-    plain = foredraft.load(args.target, None, weights=args.weights, device="cpu")
+    plain = foredraft.load(args.target, None, weights=args.weights or None, device="cpu")
     models = [AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32) for path in (args.target, args.draft)]
     for task, number, prompt in todo:
         if time.perf_counter() > args.until:
@@ -217,7 +219,7 @@ def sweep_table(path: Path = RESULTS) -> str:
             *markdown_table(head, lines),
             "",
             f"{count} prompts or more a row, {origin['tokens']} tokens each; 95 % bootstrap intervals over prompts. "
-            f"{origin_line(origin, origin['weights'])}. Made by `{origin['command']}`.",
+            f"{origin_line(origin, origin['weights'] or 'float32')}. Made by `{origin['command']}`.",
         ]
     )
 
@@ -257,6 +259,8 @@ def table(path: Path = RESULTS) -> str:
     """Both tables, with the pictures."""
     parts = ["![Acceptance rate, time of a step and time per token by draft length](figures/chains.svg)"]
     parts.append(sweep_table(path))
+    if LARGER.exists():
+        parts += ["The same for target-65m with draft-6m in float32:", sweep_table(LARGER)]
     if "laws" in read(path):
         parts += ["### Truncated laws"]
         parts += ["![Tokens that stay and probability that is cut, by entropy](figures/laws.svg)", laws_table(path)]
@@ -325,7 +329,7 @@ def main() -> None:
     parser.add_argument("part", choices=("sweep", "laws", "plot"))
     parser.add_argument("--target", help="a folder")
     parser.add_argument("--draft", help="a folder with a draft model of the same tokenizer")
-    parser.add_argument("--weights", default="int4", help="of both, for texts and times")
+    parser.add_argument("--weights", default="int4", help="of both, for texts and times; '' for float32")
     parser.add_argument("--prompts", type=Path, help="the folder with Spec-Bench's tasks as EAGLE's files")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--count", type=int, default=8, help="prompts of a task")

@@ -207,6 +207,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "specinfer": drafts_tables.specinfer,
     "glide": _with_speeds("glide", heads_summary.glide),
     "cape": functools.partial(speeds, "cape"),
+    "lookahead": functools.partial(speeds, "lookahead", (RESULTS / "lookahead.jsonl",)),
     "cascade": drafts_tables.cascades,
     "hybrid": hybrid,
     "universal": model_pairs.table,

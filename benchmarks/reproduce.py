@@ -12,6 +12,7 @@ results, tables and picture go to build/reproduce/own.*. Stop other programs: mo
 
 import argparse
 import hashlib
+import itertools
 import shlex
 import subprocess
 import sys
@@ -157,7 +158,14 @@ def universal(inputs: Inputs) -> list[Command]:
 def chains(inputs: Inputs) -> list[Command]:
     words = ["--target", inputs.smollm2, "--draft", inputs.heads / "smollm2" / "draft"]
     words += ["--prompts", inputs.prompts / "eagle"]
-    return [script("chains", "sweep", *words), script("chains", "laws", *words), script("chains", "plot")]
+    small = ["--target", inputs.models / "target-65m", "--draft", inputs.models / "draft-6m", "--weights", ""]
+    small += ["--prompts", inputs.prompts / "eagle", "--out", "benchmarks/results/chains_float32.jsonl"]
+    return [
+        script("chains", "sweep", *words),
+        script("chains", "sweep", *small),
+        script("chains", "laws", *words),
+        script("chains", "plot"),
+    ]
 
 
 def layer_search(inputs: Inputs) -> list[Command]:
@@ -166,10 +174,20 @@ def layer_search(inputs: Inputs) -> list[Command]:
 
 
 def lookahead(inputs: Inputs) -> list[Command]:
+    """Windows and n-grams of several sizes, W as large as G, then the prompt's n-grams."""
+    shapes = {
+        f"lookahead W={w} N={n}": f"window_size={w},ngram_size={n},guess_set_size={w}"
+        for n, w in itertools.product((3, 4, 5), (5, 10, 15))
+    }
+    shapes["lookahead W=5 N=4, prompt's n-grams"] = "prompt_ngrams=yes"
     fixed = "num_assistant_tokens_schedule=constant"
-    arms = ["none", f"lookahead,{fixed}", f"prompt=lookahead,prompt_ngrams=yes,{fixed}"]
-    words = ["bench", "-m", inputs.smollm2, "--weights", "int4", "--chat", "--count", "4", "--max-new-tokens", "48"]
-    words += [*repeated("-d", arms), *repeated("--prompts", questions(inputs, ("humaneval", "sum", "mt_bench")))]
+    arms = [
+        "none",
+        *(f"{name}=lookahead,{shape},{fixed}" for name, shape in shapes.items()),
+        "lookahead auto=lookahead",
+    ]
+    words = ["bench", "-m", inputs.smollm2, "--weights", "int4", "--chat", "--count", "8", "--max-new-tokens", "64"]
+    words += [*repeated("-d", arms), *repeated("--prompts", questions(inputs, ("humaneval", "mt_bench", "sum")))]
     return [foredraft(*words, "--no-texts", "--out", "benchmarks/results/lookahead.jsonl")]
 
 
@@ -389,7 +407,7 @@ PARTS = {
     "chains": Part(
         "drafts of every length against the theory, truncated laws: theory.md",
         0.5,
-        ("chains.jsonl",),
+        ("chains.jsonl", "chains_float32.jsonl"),
         lambda i: (i.prompts, Path(i.smollm2), i.heads / "smollm2" / "draft"),
         chains,
     ),
