@@ -174,18 +174,15 @@ def layer_search(inputs: Inputs) -> list[Command]:
 
 
 def lookahead(inputs: Inputs) -> list[Command]:
-    """Windows and n-grams of several sizes, W as large as G, then the prompt's n-grams."""
-    shapes = {
-        f"lookahead W={w} N={n}": f"window_size={w},ngram_size={n},guess_set_size={w}"
-        for n, w in itertools.product((3, 4, 5), (5, 10, 15))
-    }
-    shapes["lookahead W=5 N=4, prompt's n-grams"] = "prompt_ngrams=yes"
+    """Windows and n-grams of several sizes, W as large as G; the prompt's n-grams; the policy."""
     fixed = "num_assistant_tokens_schedule=constant"
     arms = [
         "none",
-        *(f"{name}=lookahead,{shape},{fixed}" for name, shape in shapes.items()),
         "lookahead auto=lookahead",
+        f"lookahead W5 N4 with the prompt's=lookahead,prompt_ngrams=yes,{fixed}",
     ]
+    for n, w in itertools.product((3, 4, 5), (5, 10, 15)):
+        arms.append(f"lookahead W{w} N{n}=lookahead,window_size={w},ngram_size={n},guess_set_size={w},{fixed}")
     words = ["bench", "-m", inputs.smollm2, "--weights", "int4", "--chat", "--count", "8", "--max-new-tokens", "64"]
     words += [*repeated("-d", arms), *repeated("--prompts", questions(inputs, ("humaneval", "mt_bench", "sum")))]
     return [foredraft(*words, "--no-texts", "--out", "benchmarks/results/lookahead.jsonl")]
