@@ -20,7 +20,7 @@ from origin import origin_line
 from reading import interval, markdown_table, quartiles
 
 from foredraft.bench.measure.records import Run, RunFile, read_runs
-from foredraft.bench.measure.summary import acceptance_length, grouped, pairs, ratios
+from foredraft.bench.measure.summary import RunPair, acceptance_length, grouped, pairs, ratios
 
 RESULTS = Path(__file__).resolve().parent / "results" / "real_model.jsonl"
 TASKS = {
@@ -156,6 +156,24 @@ def methods(path: Path = RESULTS) -> str:
         title = "Greedy:" if temperature == 0 else f"Temperature {temperature:g}, seeded, shared noise:"
         parts += [title, "", *markdown_table(head, lines), ""]
     return "\n".join([*parts, *notes(file, path)])
+
+
+def policy_points(file: RunFile) -> list[tuple[float, float]]:
+    """Speed-up at the best fixed size in hindsight, plain decoding included, and under the policy: for each drafter
+    that ran with both, temperature and task."""
+    every = [pair for own in pairs(file, "none").values() for pair in own if pair.run.arm != "none"]
+
+    def drafter(pair: RunPair) -> tuple[str, float, str]:
+        name, _, _ = pair.run.arm.rpartition(" ")
+        return name.removesuffix("-chain"), pair.run.temperature, pair.run.task
+
+    found = []
+    for cell in grouped(every, drafter).values():
+        speeds = {arm: statistics.median(ratios(own)) for arm, own in grouped(cell, lambda pair: pair.run.arm).items()}
+        mine = [speed for arm, speed in speeds.items() if arm.endswith(" auto")]
+        if mine and len(speeds) > 1:
+            found.append((max(1.0, *(speed for arm, speed in speeds.items() if not arm.endswith(" auto"))), *mine))
+    return found
 
 
 def in_short() -> str:
