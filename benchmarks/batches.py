@@ -31,6 +31,7 @@ def arms(eagle3: str, eagle1: str | None) -> dict[str, str]:
     """Specs by the arms' names."""
     found = {
         "none": "none",
+        "hybrid": f"hybrid:eagle3:{eagle3}",
         "EAGLE-3": f"eagle3:{eagle3}",
         "EAGLE-3 chain 2": f"eagle3:{eagle3},nodes=2,depth=2,top_k=1,{FIXED}",
         "EAGLE-3 tree 8": f"eagle3:{eagle3},nodes=8,depth=4,top_k=8,{FIXED}",
@@ -54,6 +55,11 @@ def command(args: argparse.Namespace, size: int) -> list[str]:
         str(args.tokens // (1 + (size >= LARGE))),
     ]
     return [*words, "--no-texts", "--out", str(args.work / f"batches-{size}.jsonl")]
+
+
+def tables() -> str:
+    """Those of both processors that were measured."""
+    return "\n\n".join(table(path) for path in (RESULTS, RESULTS.with_name("batches_xeon.jsonl")) if path.exists())
 
 
 def table(path: Path = RESULTS) -> str:

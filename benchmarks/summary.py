@@ -141,7 +141,7 @@ def pages() -> dict[Path, str]:
             "default": real_model.in_short(),
             "real": real_model.methods(),
             "acceptance": acceptance_tables.tables(),
-            "batches": batches.table(),
+            "batches": batches.tables(),
             "policy": policy(cells, _made(cells)),
             "calibration": calibration.table(),
             "tune": predictions(),
