@@ -97,8 +97,10 @@ def approximate(target: Target, draft: Draft, rng: VerifierRng, options: Approxi
     law = target.p if target.scores is None else _softmax(target.scores)
     assert law is not None
     chance, _ = of_tokens(law, law, tree)
-    best = law.topk(min(options.top_k, law.shape[-1])).values[..., -1]  # the k-th at each node
-    top = (options.top_k > 1) & (chance >= best.gather(1, tree.parents.clamp(min=0)))
+    top = torch.zeros_like(tree.valid)
+    if options.top_k > 1:  # else the best token is the target's own
+        best = law.topk(min(options.top_k, law.shape[-1])).values[..., -1]  # the k-th at each node
+        top = chance >= best.gather(1, tree.parents.clamp(min=0))
     node, going = torch.zeros_like(tree.tokens[:, 0]), tree.valid[:, 0]
     bonus = node
     for depth in range(tree.depth + 1):
