@@ -188,6 +188,25 @@ def lookahead(inputs: Inputs) -> list[Command]:
     return [foredraft(*words, "--no-texts", "--out", "benchmarks/results/lookahead.jsonl")]
 
 
+def sequoia(inputs: Inputs) -> list[Command]:
+    """Acceptance by the size of the tree, beside other shapes of as many nodes."""
+    fixed, draft = "num_assistant_tokens_schedule=constant", "sample-draft"
+    arms = ["none"]
+    for nodes in (4, 8, 16, 32, 63):
+        arms.append(f"Sequoia, {nodes} nodes=sequoia:{draft},nodes={nodes},depth=10,{fixed}")
+        arms.append(f"OPT-Tree, {nodes}=opt_tree:{draft},nodes={nodes},depth=10,{fixed}")
+        if nodes < 32:
+            length = f"num_assistant_tokens={nodes},assistant_confidence_threshold=0"
+            arms.append(f"one chain, {nodes}=draft_model:{draft},{length},{fixed}")
+        if nodes > 4:
+            chains = max(nodes // 4, 2)
+            shape = "x".join(map(str, (chains, 1, 1, 1)))
+            arms.append(f"{chains} chains of 4, {4 * chains}=draft_model:{draft},branching={shape},{fixed}")
+    words = ["bench", "-m", "sample", *repeated("-d", arms), *repeated("--prompts", questions(inputs))]
+    words += ["--temperature", "0", "--temperature", "1", "--count", "12", "--max-new-tokens", "96"]
+    return [foredraft(*words, "--no-texts", "--out", "benchmarks/results/sequoia.jsonl")]
+
+
 def tune(inputs: Inputs) -> list[Command]:
     methods = ["prompt_lookup", "draft_model", "eagle1", "eagle2", "eagle3", "medusa"]
     words = ["tune", "--chat", "--count", "3", "--verify", "10", *repeated("--batch-size", ["1", "4", "8"])]
@@ -416,11 +435,14 @@ PARTS = {
         layer_search,
     ),
     "lookahead": Part(
-        "lookahead with the prompt's n-grams: methods/lookahead.md",
-        0.1,
+        "lookahead by the size of its window: methods/lookahead.md",
+        0.2,
         ("lookahead.jsonl",),
         lambda i: (Path(i.smollm2), i.prompts),
         lookahead,
+    ),
+    "sequoia": Part(
+        "acceptance by the size of a tree: methods/sequoia.md", 0.2, ("sequoia.jsonl",), lambda i: (i.prompts,), sequoia
     ),
     "tune": Part("what tune predicted: results.md", 0.3, ("tuned.json",), lambda i: (i.prompts,), tune),
     "transformers": Part(
