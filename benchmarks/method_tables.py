@@ -105,21 +105,29 @@ def speeds(page: str, paths: Iterable[Path] = SPEEDS) -> str:
 
 def _speeds(page: str, path: Path) -> Iterator[str]:
     file = read_runs(path)
-    every = [pair for own in pairs(file, "none").values() for pair in own if pair.run.arm.split()[0] == page]
+    every = [pair for own in pairs(file, "none").values() for pair in own if pair.run.arm != "none"]
+    if path.stem != page:
+        every = [pair for pair in every if pair.run.arm.split()[0] == page]
     for model, found in grouped(every, lambda pair: pair.run.model).items():
-        rows = []
+        rows, heats = [], sorted({pair.run.temperature for pair in found})
         for arm, own in grouped(found, lambda pair: pair.run.arm).items():
-            speed = with_interval(ratios(own), statistics.median, 1000)
-            length = with_interval([run for run, _ in own], real_model.length, 1000)
-            rows.append([arm.removeprefix(f"{page} "), speed, length])
+            row = [arm.removeprefix(f"{page} ")]
+            for heat in heats:
+                here = [pair for pair in own if pair.run.temperature == heat]
+                row.append(with_interval(ratios(here), statistics.median, 1000))
+                row.append(with_interval([run for run, _ in here], real_model.length, 1000))
+            rows.append(row)
         name = "the trained model" if Path(model).name == "model" else Path(model).name  # train writes RUN/model
         origin = [each for each in file.provenance if each["settings"]["model"] == model][-1]
-        settings, count = origin["settings"], len(found) // len(rows)
+        settings, count = origin["settings"], len(found) // len(rows) // len(heats)
         same = sum(run.outputs[0].digest == plain.outputs[0].digest for run, plain in found)
+        titles = ["speed-up over plain decoding", "tokens per forward"]
+        head = [f"{title}{', T = 1' * (heat == 1)}" for heat in heats for title in titles]
         lines = [
-            *markdown_table([f"{page} on {name}", "speed-up over plain decoding", "tokens per forward"], rows),
+            *markdown_table([f"{page} on {name}", *head], rows),
             "",
-            f"Medians over {count} prompts and turns, greedy, {settings['max_new_tokens']} new tokens, one request "
+            f"Medians over {count} prompts and turns, {'greedy' if heats == [0] else 'greedy and at temperature 1'}, "
+            f"{settings['max_new_tokens']} new tokens, one request "
             f"at a time, with 95 % intervals. Texts equal to plain decoding's: {same} of {len(found)}. "
             f"{origin_line(origin, settings['weights'] or settings['dtype'] or 'float32')}. Made by `foredraft bench`; "
             f"every run is in [{path.name}](../../benchmarks/results/{path.name}).",
@@ -208,6 +216,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "glide": _with_speeds("glide", heads_summary.glide),
     "cape": functools.partial(speeds, "cape"),
     "lookahead": functools.partial(speeds, "lookahead", (RESULTS / "lookahead.jsonl",)),
+    "sequoia": functools.partial(speeds, "sequoia", (RESULTS / "sequoia.jsonl",)),
     "cascade": drafts_tables.cascades,
     "hybrid": hybrid,
     "universal": model_pairs.table,

@@ -193,15 +193,15 @@ def sequoia(inputs: Inputs) -> list[Command]:
     fixed, draft = "num_assistant_tokens_schedule=constant", "sample-draft"
     arms = ["none"]
     for nodes in (4, 8, 16, 32, 63):
-        arms.append(f"Sequoia, {nodes} nodes=sequoia:{draft},nodes={nodes},depth=10,{fixed}")
-        arms.append(f"OPT-Tree, {nodes}=opt_tree:{draft},nodes={nodes},depth=10,{fixed}")
+        arms.append(f"Sequoia {nodes}=sequoia:{draft},nodes={nodes},depth=10,{fixed}")
+        arms.append(f"OPT-Tree {nodes}=opt_tree:{draft},nodes={nodes},depth=10,{fixed}")
         if nodes < 32:
             length = f"num_assistant_tokens={nodes},assistant_confidence_threshold=0"
-            arms.append(f"one chain, {nodes}=draft_model:{draft},{length},{fixed}")
+            arms.append(f"1 chain {nodes}=draft_model:{draft},{length},{fixed}")
         if nodes > 4:
             chains = max(nodes // 4, 2)
             shape = "x".join(map(str, (chains, 1, 1, 1)))
-            arms.append(f"{chains} chains of 4, {4 * chains}=draft_model:{draft},branching={shape},{fixed}")
+            arms.append(f"{chains} chains {4 * chains}=draft_model:{draft},branching={shape},{fixed}")
     words = ["bench", "-m", "sample", *repeated("-d", arms), *repeated("--prompts", questions(inputs))]
     words += ["--temperature", "0", "--temperature", "1", "--count", "12", "--max-new-tokens", "96"]
     return [foredraft(*words, "--no-texts", "--out", "benchmarks/results/sequoia.jsonl")]
