@@ -24,7 +24,7 @@ import torch
 import transformers
 from origin import provenance
 from reading import read
-from summary import TASKS, markdown
+from speed_tables import TASKS, markdown
 
 import foredraft
 from foredraft.bench.prompts import read_prompts

@@ -127,6 +127,16 @@ def pages() -> dict[Path, str]:
     compared = {"engines": f"{engine_tables.in_short(lines)}\n\n{found} {made}"}
     reads = engine_tables.long_prompts(lines)
     every = {"engines": "\n\n".join([found, reads, engine_tables.users(lines), engine_tables.tables(lines), made])}
+    other = ROOT / "benchmarks" / "results" / "engines_xeon.jsonl"
+    before = read(other)
+    every["engines xeon"] = "\n\n".join(
+        [
+            engine_tables.sentence(before),
+            engine_tables.long_prompts(before),
+            engine_tables.users(before),
+            engines_made(before, str(other.relative_to(ROOT))),
+        ]
+    )
     if (ROOT / engines.SHAPE_RESULTS).exists():
         shapes = read(ROOT / engines.SHAPE_RESULTS)
         every["shapes"] = (

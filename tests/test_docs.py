@@ -26,6 +26,11 @@ def benchmark(name: str) -> ModuleType:
     return module
 
 
+@pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py")))
+def test_every_benchmark_can_be_imported(name: str):
+    benchmark(name)
+
+
 def test_figures_and_tables_are_made_from_files_not_by_hand():
     for path, text in benchmark("summary").pages().items():
         assert path.read_text("utf-8") == text, f"{path.name} is stale: python benchmarks/summary.py --write"

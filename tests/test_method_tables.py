@@ -42,3 +42,14 @@ def test_speeds_are_those_of_the_pages_own_arms_beside_plain_decoding_of_the_sam
     assert "| 4 | 0.50 (0.50 to 0.50) | 1.50 (1.50 to 1.50) |" in two and "0 of 1" in two and "float32" in two
     assert "glide" not in one
     assert tables.speeds("cap", [path]) == "" == tables.speeds("cape", [tmp_path / "absent.jsonl"])
+
+
+def test_several_temperatures_are_columns(tables: ModuleType, tmp_path: Path):
+    lines = [provenance("one", None)]
+    for heat, seconds in ((0.0, 2.0), (1.0, 3.0)):
+        lines += [{**run(arm, "a", s, 30), "temperature": heat} for arm, s in (("none", 6.0), ("some 4", seconds))]
+    path = tmp_path / "shapes.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    text = tables.speeds("shapes", [path])  # the page's own file: all arms
+    assert "| some 4 | 3.00 (3.00 to 3.00) | 2.00 (2.00 to 2.00) | 2.00 (2.00 to 2.00) | 2.00 (2.00 to 2.00) |" in text
+    assert "tokens per forward, T = 1" in text and "Medians over 1 prompts" in text and "2 of 2" in text

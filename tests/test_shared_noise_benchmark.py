@@ -34,6 +34,8 @@ def test_a_finished_cell_is_not_run_again(tool: ModuleType, monkeypatch: pytest.
     ]
     assert f"{sum(t for t, _ in both[0]) / sum(f for _, f in both[0]):.2f} / " in text
     assert "| chain, 2, block |" in text and "0 of the 4 texts" in text
+    middle, low, high = tool.ratio(*both)
+    assert f"{middle:.2f} at T = 1 (1 cells; interval above 1: {low > 1:d}, below: {high < 1:d})" in tool.sentence(out)
 
 
 def test_the_interval_of_a_ratio_is_of_pairs(tool: ModuleType):
