@@ -104,6 +104,14 @@ def test_a_batch_that_shrinks_keeps_what_larger_ones_have_shown():
     assert run(policy, world, 60).rate > 1.4 * plain(world)
 
 
+def test_drafts_of_which_nothing_is_verified_are_soon_not_made():
+    """Steps of many rows are limited by their nodes. Plain steps were timed in a slow moment, so drafts seem to pay."""
+    world = World(TREE, always(0.3), lambda levels: 0.1 * levels, lambda nodes: nodes / 16)
+    policy = Throughput(TREE)
+    run(policy, replace(world, forward=lambda nodes: nodes / 8), 6, rows=16)
+    assert run(policy, world, 100, rows=16).rate > 0.97 * 16
+
+
 def test_another_temperature_is_another_matter():
     policy, good, bad = Throughput(CHAIN), ALIKE["cheap draft"], LOSES["never accepted"]
     run(policy, replace(bad, temperature=1.0), 400)

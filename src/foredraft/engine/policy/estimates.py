@@ -104,8 +104,12 @@ class ForwardTimes:
 
     @property
     def plain(self) -> float:
-        """Seconds of a step without a draft; 0 if not known."""
-        return self.means[1].value if 1 in self.means else 0.0
+        """Seconds of a step without a draft, no more than those of steps whose draft was dropped, which have the same
+        forward; 0 if not known."""
+        if 1 not in self.means:
+            return 0.0
+        dropped = self.means.get(DROPPED)
+        return min(self.means[1].value, dropped.value) if dropped else self.means[1].value
 
     def table(self, most: int) -> dict[int, float]:
         """Seconds by size, up to the first that holds ``most`` nodes, rising; empty before a plain step was timed."""
@@ -119,7 +123,7 @@ class ForwardTimes:
         sure = {size: mean.value for size, mean in known.items() if size == 1 or mean.count >= self.SURE}
         means = []
         for size, mean in known.items():
-            value = mean.value
+            value = self.plain if size == 1 else mean.value
             if size < max(sure) and mean.count < self.SURE:  # it was timed few times, perhaps in a slow moment
                 between = float(np.interp(size, [*sure], [*sure.values()]))
                 value = between + (value - between) * mean.count / self.SURE
@@ -200,7 +204,7 @@ class Pace:
     """
 
     FADE = 0.97  # of ``latest``, per step
-    CLEAR, KNOWN = 8, 24  # steps that draft from which on the rate is known: if it is bad, and in any case
+    CLEAR, KNOWN = 8, 24  # steps that draft until the rate is known: if it is bad or all were dropped, and in any case
     BAD = 0.8  # of plain decoding
     SLOW, OPENING = 0.998, 12  # decay of ``usual``, and its weight at the beginning of an output, in steps
     forward: ForwardTimes = field(default_factory=ForwardTimes)
@@ -217,6 +221,11 @@ class Pace:
     wait: int = 16  # most steps to the next one; doubles each time
     trial: int = 0  # steps of this trial that are left
     paused: bool = True  # the latest step did not draft
+
+    @property
+    def dropped(self) -> bool:
+        """Whether all latest drafts were dropped, since no node was worth its price."""
+        return set(self.latest.widths) == {DROPPED}
 
     @property
     def rate(self) -> float:

@@ -164,7 +164,8 @@ class Throughput(Policy):
         does not pay is not verified."""
         plain, pace.since = pace.forward.plain, pace.since + 1
         gain = pace.rate * plain / rows  # over plain decoding
-        if pace.steps < (pace.CLEAR if gain < pace.BAD else pace.KNOWN):
+        bad = gain < pace.BAD or pace.dropped
+        if pace.steps < (pace.CLEAR if bad else pace.KNOWN):
             return plain > 0
         pays = gain > 1 + self.SWITCH * (not pace.pays)
         if pays != pace.pays:
@@ -177,7 +178,7 @@ class Throughput(Policy):
             steps, loss = self.TRIAL, 1 - gain
             if cheap:
                 loss, least = pace.latest.levels * pace.level.value / pace.latest.steps / plain, self.SOON
-                steps = 1 if gain < pace.BAD else steps
+                steps = 1 if bad else steps
         loss = steps * loss + (0.0 if pays else pace.resumption.value / plain)
         if pace.since < min(max(loss / self.SHARE, least), pace.wait):
             return pays
