@@ -112,6 +112,16 @@ def test_drafts_of_which_nothing_is_verified_are_soon_not_made():
     assert run(policy, world, 100, rows=16).rate > 0.97 * 16
 
 
+def test_a_trial_of_new_outputs_is_rare_where_the_drafter_reads_their_prompts_first():
+    """Short outputs of many rows: each trial takes four plain steps before it begins."""
+    slow = World(TREE, always(0.3), lambda levels: 0.1 * levels, lambda nodes: nodes / 16, start=0.25, life=32)
+    policy = Throughput(TREE)
+    run(policy, slow, 32, rows=16)
+    for row in range(16):
+        policy.release(row)
+    assert run(policy, slow, 200, rows=16).rate > 0.97 * 16
+
+
 def test_another_temperature_is_another_matter():
     policy, good, bad = Throughput(CHAIN), ALIKE["cheap draft"], LOSES["never accepted"]
     run(policy, replace(bad, temperature=1.0), 400)

@@ -210,6 +210,7 @@ class Pace:
     forward: ForwardTimes = field(default_factory=ForwardTimes)
     level: Seconds = field(default_factory=Seconds)
     resumption: Seconds = field(default_factory=Seconds)  # what a draft takes more after steps without one
+    reading: Seconds = field(default_factory=Seconds)  # and for each row that was not drafted for: it reads the prompt
     latest: Drafting = field(default_factory=Drafting)
     usual: Drafting = field(default_factory=Drafting)
     steps: int = 0  # that drafted
@@ -218,7 +219,7 @@ class Pace:
     passed: float = 1.0
     pays: bool = True  # drafting, as far as is known
     since: int = 0  # steps since the last trial of what pays less
-    wait: int = 16  # most steps to the next one; doubles each time
+    wait: int = 16  # most steps to the next one, times the plain steps that it takes to begin it; doubles each time
     trial: int = 0  # steps of this trial that are left
     paused: bool = True  # the latest step did not draft
 

@@ -59,7 +59,8 @@ class Throughput(Policy):
             self._rows.update(begun)
         by_nodes = self._by_nodes(view)
         cheap = _picked(view) and not self._needs.whole and view.lengths.device.type == "cpu"
-        if not active or not self._drafts(pace, len(limits), cheap):
+        fresh = sum([row not in self._recent for row in view.rows])
+        if not active or not self._drafts(pace, len(limits), fresh, cheap):
             return Plan((0,) * len(limits))
         times = pace.forward.table(self._needs.max_nodes + 1)
         rate = max(len(limits) / times[1], pace.rate)
@@ -111,11 +112,14 @@ class Throughput(Policy):
         resumed, pace.paused = pace.paused, plan.worth is None
         if plan.worth is None:
             return
-        fresh = any(length and row not in self._recent for row, length in zip(view.rows, plan.lengths, strict=True))
+        drafted = zip(view.rows, plan.lengths, strict=True)
+        fresh = sum([length > 0 and row not in self._recent for row, length in drafted])
         if not fresh and not resumed and step.levels and (timed or not pace.level.count):
             pace.level.add(step.draft_seconds / step.levels)
         more = max(step.draft_seconds - step.levels * pace.level.value, 0.0)
-        if resumed and not fresh:
+        if fresh:
+            pace.reading.add(more / fresh)
+        elif resumed:
             pace.resumption.add(more)
         extra = more if fresh and pace.steps else 0.0
         if pace.steps >= self.LEARN:
@@ -159,9 +163,9 @@ class Throughput(Policy):
             pace.steps, pace.forward.hint = self.LEARN, known[nearest].forward.slope * rows / nearest
         return pace
 
-    def _drafts(self, pace: Pace, rows: int, cheap: bool) -> bool:
-        """Whether this step drafts: if that pays, or for a trial. ``cheap``: a trial costs its drafts alone, since what
-        does not pay is not verified."""
+    def _drafts(self, pace: Pace, rows: int, fresh: int, cheap: bool) -> bool:
+        """Whether this step drafts: if that pays, or for a trial. ``fresh``: rows that were not drafted for. ``cheap``:
+        a trial costs its drafts alone, since what does not pay is not verified."""
         plain, pace.since = pace.forward.plain, pace.since + 1
         gain = pace.rate * plain / rows  # over plain decoding
         bad = gain < pace.BAD or pace.dropped
@@ -179,8 +183,9 @@ class Throughput(Policy):
             if cheap:
                 loss, least = pace.latest.levels * pace.level.value / pace.latest.steps / plain, self.SOON
                 steps = 1 if bad else steps
-        loss = steps * loss + (0.0 if pays else pace.resumption.value / plain)
-        if pace.since < min(max(loss / self.SHARE, least), pace.wait):
+        start = 0.0 if pays else (pace.reading.value * fresh if fresh else pace.resumption.value) / plain
+        loss = steps * loss + start
+        if pace.since < min(max(loss / self.SHARE, least), pace.wait * max(start, 1.0)):
             return pays
         pace.since, pace.trial, pace.wait = 0, steps - 1, 2 * pace.wait
         return not pays
