@@ -202,8 +202,8 @@ def sequoia(inputs: Inputs) -> list[Command]:
             chains = max(nodes // 4, 2)
             shape = "x".join(map(str, (chains, 1, 1, 1)))
             arms.append(f"{chains} chains {4 * chains}=draft_model:{draft},branching={shape},{fixed}")
-    words = ["bench", "-m", "sample", *repeated("-d", arms), *repeated("--prompts", questions(inputs))]
-    words += ["--temperature", "0", "--temperature", "1", "--count", "4", "--max-new-tokens", "96"]
+    words = ["bench", "-m", "sample", *repeated("-d", arms), *repeated("--prompts", questions(inputs, TASKS[:1]))]
+    words += ["--temperature", "0", "--temperature", "1", "--count", "8", "--max-new-tokens", "96"]
     return [foredraft(*words, "--no-texts", "--out", "benchmarks/results/sequoia.jsonl")]
 
 
