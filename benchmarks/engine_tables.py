@@ -108,7 +108,7 @@ def modes(runs: dict[tuple[int, str], list[dict]], threads: int, engine: str) ->
 def compared(runs: dict[tuple[int, str], list[dict]], threads: int, ours: str, theirs: str) -> Comparison:
     rates, by_task = {place(run): rate(run) for run in runs[threads, theirs]}, dict[str, list[float]]()
     for run in runs[threads, ours]:
-        if place(run) in rates:
+        if rates.get(place(run)):  # 0 if all tokens came at once
             by_task.setdefault(run["task"], []).append(rate(run) / rates[place(run)])
     return Comparison(threads, ours, theirs, by_task)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from origin import origin_line
 from policy_tables import TITLES
-from reading import markdown_table, quartiles, read
+from reading import markdown_table, quartiles
 
 RESULTS = Path(__file__).resolve().parent / "results" / "speed.jsonl"
 TASKS = tuple(TITLES)
@@ -88,13 +88,3 @@ def _memory(kinds: dict[str, list[dict]]) -> list[str]:
                 f"Peak memory of {ours}: {peak[ours]:.0f} MiB, {ratio:.2f} of {theirs}'s {peak[theirs]:.0f} MiB."
             )
     return lines
-
-
-def against_transformers() -> str:
-    """Medians over all prompts of the comparison with transformers."""
-    kinds = read(RESULTS)
-    ratios = [f"{title} {statistics.median(paired(kinds['run'], *arms)):.2f}" for title, *arms in PAIRS[:2]]
-    page = "docs/results.md#comparison-with-transformers-at-equal-length"
-    return (
-        f"Against [transformers]({page}), {kinds['provenance'][0]['target']}, tokens per second: {', '.join(ratios)}."
-    )

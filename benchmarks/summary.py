@@ -144,7 +144,7 @@ def pages() -> dict[Path, str]:
         )
     served = {"serving": serving.table()} if serving.RESULTS.exists() else {}
     blocks = {
-        "README.md": {"results": f"{real_model.in_short()}\n\n{speed_tables.against_transformers()}"} | compared,
+        "README.md": {"results": real_model.in_short()} | compared,
         "docs/native.md": every,
         "docs/methods/README.md": {"methods": methods()},
         "docs/results.md": {

@@ -36,7 +36,7 @@ def test_figures_and_tables_are_made_from_files_not_by_hand():
         assert path.read_text("utf-8") == text, f"{path.name} is stale: python benchmarks/summary.py --write"
 
 
-@pytest.mark.parametrize("name", ["engines", "real", "policy", "bundled", "transformers", "tune"])
+@pytest.mark.parametrize("name", ["engines", "real", "policy", "transformers", "tune"])
 def test_the_pictures_of_the_results_show_the_runs_that_they_claim(name: str):
     figures = benchmark("result_figures")
     claim, svg = figures.CLAIMS[name](), html.unescape(figures.path_of(name).read_text("utf-8"))
@@ -50,10 +50,10 @@ def test_the_picture_of_retrieval_shows_its_runs():
     assert f"<desc>{tables.facts()}</desc>" in svg, "stale: python benchmarks/retrieval.py --plot"
 
 
-def test_results_have_no_table_that_is_not_folded():
+def test_results_have_no_table_that_is_not_folded_but_that_of_the_default():
     text = (ROOT / "docs" / "results.md").read_text("utf-8")
-    shown = re.sub(r"<details.*?</details>", "", text, flags=re.DOTALL)
-    assert shown.count("![") == 9 and "| --- |" not in shown
+    shown = re.sub(r"<details.*?</details>|<!-- default -->.*?<!-- /default -->", "", text, flags=re.DOTALL)
+    assert shown.count("![") == 8 and "| --- |" not in shown
     assert text.count("<details markdown") == text.count("</details>") == 7
 
 
@@ -91,7 +91,8 @@ def test_reproduce_covers_every_results_file():
     kept = {path.name for path in (ROOT / "benchmarks" / "results").iterdir()}
     elsewhere = {"ci.jsonl", "support.jsonl"}  # scripts/bench, benchmarks/support.py
     on_a_gpu = {"gpu.jsonl", "smollm2_heads.jsonl"}  # benchmarks/gpu.py; the commands that the file names
-    assert kept - made == elsewhere | on_a_gpu
+    before = {f"{name}_xeon{end}" for name, end in (("batches", ".jsonl"), ("engines", ".jsonl"), ("hybrid", ".jsonl"))}
+    assert kept - made == elsewhere | on_a_gpu | before | {"hybrid_xeon_repeats.json"}  # of another processor
     assert made <= kept
 
 
