@@ -160,7 +160,8 @@ def real(path: Path = HYBRID) -> Claim:
     for (arm, temperature), own in grouped(every, lambda pair: (pair.run.arm, pair.run.temperature)).items():
         by_task = grouped(own, lambda pair: pair.run.task).values()
         spread = [statistics.median(ratios(some)) for some in by_task]
-        name = f"{arm.removesuffix(' auto')}, {names.get(temperature, f'T={temperature:g}')}"
+        drafter = arm.removesuffix(" auto").replace("look-ups+head", "bandit of both")
+        name = f"{drafter}, {names.get(temperature, f'T={temperature:g}')}"
         rows.append(Row(name, statistics.median(ratios(own)), spread))
     best = max(rows, key=lambda row: row.value)
     low = [row.name for row in rows if row.value < 0.98]
