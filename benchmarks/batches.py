@@ -15,10 +15,10 @@ from pathlib import Path
 
 from origin import origin_line
 from reading import markdown_table, quartiles
-from real_model import FIXED, length
+from real_model import FIXED, beside_plain, length
 
 from foredraft.bench.measure.records import Run, read_runs
-from foredraft.bench.measure.summary import grouped, pairs, ratios
+from foredraft.bench.measure.summary import grouped, ratios
 
 RESULTS = Path(__file__).resolve().parent / "results" / "batches.jsonl"
 SIZES = (1, 2, 4, 8, 16, 32, 64)
@@ -59,13 +59,13 @@ def command(args: argparse.Namespace, size: int) -> list[str]:
 
 def tables() -> str:
     """Those of both processors that were measured."""
-    return "\n\n".join(table(path) for path in (RESULTS, RESULTS.with_name("batches_xeon.jsonl")) if path.exists())
+    return "\n\n".join(map(table, (RESULTS, RESULTS.with_name("batches_xeon.jsonl"))))
 
 
 def table(path: Path = RESULTS) -> str:
     """Speed-up and acceptance length by arm and batch size."""
     file = read_runs(path)
-    every = [pair for own in pairs(file, "none").values() for pair in own if pair.run.arm != "none"]
+    every = beside_plain(file)
     rates, sizes = list[str](), sorted({run.batch for run in file.runs})
     for size in sizes:
         plain = [run for run in file.runs if run.arm == "none" and run.batch == size and run.seconds]

@@ -259,8 +259,7 @@ def table(path: Path = RESULTS) -> str:
     """Both tables, with the pictures."""
     parts = ["![Acceptance rate, time of a step and time per token by draft length](figures/chains.svg)"]
     parts.append(sweep_table(path))
-    if LARGER.exists():
-        parts += ["The same for target-65m with draft-6m in float32:", sweep_table(LARGER)]
+    parts += ["The same for target-65m with draft-6m in float32:", sweep_table(LARGER)]
     if "laws" in read(path):
         parts += ["### Truncated laws"]
         parts += ["![Tokens that stay and probability that is cut, by entropy](figures/laws.svg)", laws_table(path)]

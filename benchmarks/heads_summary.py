@@ -89,7 +89,8 @@ def ablation(path: Path = ABLATION) -> str:
         "",
         f"{origin['target']}, one seed, three passes over the data, draft vocabulary of EAGLE-3 8,192. Tokens per "
         f"forward, {origin['count']} prompts of a task, {origin['new_tokens']} new tokens, with 95 % intervals "
-        "over prompts; chains of five, greedy trees of 24 nodes; n-alpha of greedy chains; float32 on an "
+        "over prompts; chains of five, greedy trees of 24 nodes; n-alpha of greedy chains, a fraction where "
+        f"fewer than {_FEW} tokens were judged; float32 on an "
         f"{origin['device']}, commit {origin['commit'][:9]}, {origin['date']}. Made by `benchmarks/ablation.py`.",
     ]
     return "\n".join(lines)
@@ -215,8 +216,9 @@ def _trials(heads: Iterable[Run]) -> list[str]:
         question = QUESTIONS[head["question"]]
         found = {name: acceptance_interval(arm) for name, arm in head["trial"].items()}
         cells = [", ".join(found[f"{arm}{task}"] for arm in shown.values()) for task in tasks]
-        counts = _judged(head)
-        alphas = " ".join(f"{own / all:.2f}" if all >= _FEW else f"{own}/{all}" for own, all in counts)
+        alphas = " ".join(
+            f"{own / judged:.2f}" if judged >= _FEW else f"{own}/{judged}" for own, judged in _judged(head)
+        )
         rows.append([f"{method}{question and ', '}{question}", _data(head), *cells, alphas])
         if f"CaPE, T=0, {tasks[0]}" in found:
             rows.append([f"{method} with CaPE", _data(head), *(found[f"CaPE, T=0, {task}"] for task in tasks), ""])

@@ -21,7 +21,7 @@ from origin import origin_line
 from reading import markdown_table, quartiles, read, with_interval
 
 from foredraft.bench.measure.records import read_runs
-from foredraft.bench.measure.summary import RunPair, grouped, pairs, ratios, temperature_label
+from foredraft.bench.measure.summary import RunPair, grouped, ratios, temperature_label
 
 RESULTS = Path(__file__).resolve().parent / "results"
 SPEEDS = tuple(RESULTS / f"{name}_speed.jsonl" for name in ("glide", "early_exit", "layer_skip"))
@@ -99,13 +99,13 @@ def online() -> str:
 
 def speeds(page: str, paths: Iterable[Path] = SPEEDS) -> str:
     """Speed-up and acceptance of a method at fixed sizes on real models, where no other table has them; its arms have
-    names that begin with that of the page. Empty without such arms."""
+    names that begin with that of the page, or the file has. Empty without such arms."""
     return "\n\n".join(part for path in paths if path.exists() for part in _speeds(page, path))
 
 
 def _speeds(page: str, path: Path) -> Iterator[str]:
     file = read_runs(path)
-    every = [pair for own in pairs(file, "none").values() for pair in own if pair.run.arm != "none"]
+    every = real_model.beside_plain(file)
     if path.stem != page:
         every = [pair for pair in every if pair.run.arm.split()[0] == page]
     for model, found in grouped(every, lambda pair: pair.run.model).items():
@@ -147,12 +147,19 @@ REAL = {
 
 def on_smollm2(page: str) -> str:
     """A method on the real model: acceptance by nodes, and speed at the best fixed size and under the policy."""
+    if page not in REAL:
+        return ""
     return "\n\n".join(part for part in (_real_acceptance(page), _real_speeds(page)) if part)
 
 
+@functools.cache
+def _acceptance() -> acceptance_tables.Results:
+    return acceptance_tables.Results.of(acceptance_tables.RESULTS)
+
+
 def _real_acceptance(page: str) -> str:
-    results = acceptance_tables.Results.of(acceptance_tables.RESULTS)
-    arms = [arm for arm in results.arms() if arm[0] in REAL.get(page, ())]
+    results = _acceptance()
+    arms = [arm for arm in results.arms() if arm[0] in REAL[page]]
     lines = []
     for arm in arms:
         cells = [results.runs((*arm, acceptance_tables.SHARED, heat)) for heat in results.temperatures]
@@ -168,7 +175,7 @@ def _real_acceptance(page: str) -> str:
 
 def _real_speeds(page: str) -> str:
     file = read_runs(RESULTS / "hybrid.jsonl" if page == "bandit" else real_model.RESULTS)
-    every = [pair for own in pairs(file, "none").values() for pair in own if _on(page, pair.run.arm)]
+    every = [pair for pair in real_model.beside_plain(file) if pair.run.arm.split()[0] in REAL[page]]
     arms = grouped(every, lambda pair: (pair.run.temperature, pair.run.arm))
     lines = []
     for heat in sorted({pair.run.temperature for pair in every}):
@@ -187,10 +194,6 @@ def _real_speeds(page: str) -> str:
     return "\n".join([title, "", *markdown_table(head, lines), "", f"{origin_line(origin, 'int4')}."])
 
 
-def _on(page: str, arm: str) -> bool:
-    return arm.split()[0] in REAL.get(page, ())
-
-
 def _speed(own: Sequence[RunPair]) -> str:
     return f"{statistics.median(ratios(own)):.2f} / {real_model.length([pair.run for pair in own]):.2f}"
 
@@ -202,8 +205,8 @@ def _with_speeds(page: str, table: Callable[[], str]) -> Callable[[], str]:
 def hybrid() -> str:
     """Two precisions on one processor, and the lower one on another, where plain decoding is faster."""
     files = {"4 bits": "hybrid", "8 bits": "hybrid_int8", "4 bits, on another processor": "hybrid_xeon"}
-    found = {title: path for title, name in files.items() if (path := RESULTS / f"{name}.jsonl").exists()}
-    return "\n\n".join(f"In {title}.\n\n{real_model.methods(path)}" for title, path in found.items())
+    tables = {title: real_model.methods(RESULTS / f"{name}.jsonl") for title, name in files.items()}
+    return "\n\n".join(f"In {title}.\n\n{table}" for title, table in tables.items())
 
 
 TABLES: dict[str, Callable[[], str]] = {

@@ -15,7 +15,7 @@ RESULTS = Path(__file__).parent / "results" / "policy.jsonl"
 POLICY, PLAIN = "policy", "0"
 TITLES = {"humaneval": "HumanEval", "gsm8k": "GSM8K", "mt_bench": "MT-bench"}
 IN_SHORT = ("eagle3", "eagle1", "draft_model", "medusa", "prompt_lookup")
-"""The methods of the picture."""
+"""The methods of the verdict's first line."""
 PAGES = {"hydra++": "hydra", "pruned": "pruned_drafts"}
 """Pages of methods that share one with another, or have another name."""
 

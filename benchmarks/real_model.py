@@ -133,15 +133,25 @@ def by_position(runs: Sequence[Run]) -> str:
     return " ".join(shares[:5])
 
 
+def beside_plain(file: RunFile) -> list[RunPair]:
+    """The runs of all arms that draft, each with plain decoding's of the same prompt, seed and temperature."""
+    return [pair for own in pairs(file, "none").values() for pair in own if pair.run.arm != "none"]
+
+
+def prompts_of(found: Iterable[RunPair]) -> int:
+    """Prompts and turns of these runs."""
+    return len({(pair.run.task, pair.run.prompts, pair.run.turn) for pair in found})
+
+
 def methods(path: Path = RESULTS) -> str:
     """Speed-up and acceptance of every arm, with one table for each temperature."""
     file, parts = read_runs(path), []
-    every = [pair for own in pairs(file, "none").values() for pair in own]
+    every = beside_plain(file)
     tasks = list(dict.fromkeys(run.task for run in file.runs))
     for temperature in sorted({run.temperature for run in file.runs}):
         head = ["arm", "speed-up", "acceptance length", "by position", "drafting, ms", *tasks]
         lines = []
-        here = [pair for pair in every if pair.run.temperature == temperature and pair.run.arm != "none"]
+        here = [pair for pair in every if pair.run.temperature == temperature]
         for arm, own in grouped(here, lambda pair: pair.run.arm).items():
             runs = [pair.run for pair in own]
             low, high = interval(runs, length, SAMPLES)
@@ -161,14 +171,13 @@ def methods(path: Path = RESULTS) -> str:
 def policy_points(file: RunFile) -> list[tuple[float, float]]:
     """Speed-up at the best fixed size in hindsight, plain decoding included, and under the policy: for each drafter
     that ran with both, temperature and task."""
-    every = [pair for own in pairs(file, "none").values() for pair in own if pair.run.arm != "none"]
 
     def drafter(pair: RunPair) -> tuple[str, float, str]:
         name, _, _ = pair.run.arm.rpartition(" ")
         return name.removesuffix("-chain"), pair.run.temperature, pair.run.task
 
     found = []
-    for cell in grouped(every, drafter).values():
+    for cell in grouped(beside_plain(file), drafter).values():
         speeds = {arm: statistics.median(ratios(own)) for arm, own in grouped(cell, lambda pair: pair.run.arm).items()}
         mine = [speed for arm, speed in speeds.items() if arm.endswith(" auto")]
         if mine and len(speeds) > 1:
@@ -198,31 +207,29 @@ def in_short() -> str:
         file = read_runs(RESULTS.with_name(f"{name}.jsonl"))
         origin = file.provenance[-1]
         weights = origin["settings"]["weights"]
-        found = [pair for own in pairs(file, "none").values() for pair in own]
+        found = beside_plain(file)
         for arm, title in arms.items():
             own = [pair for pair in found if pair.run.arm == arm]
             greedy = [pair for pair in own if pair.run.temperature == 0]
             cells = [greedy, *([pair for pair in greedy if pair.run.task == task] for task in titles)]
             cells.append([pair for pair in own if pair.run.temperature == 1])
             lines.append([f"{weights}, {title}", *(f"{statistics.median(ratios(cell)):.2f}" for cell in cells)])
-        count = len({(pair.run.task, pair.run.prompts, pair.run.turn) for pair in found})
-        made.append(f"{weights}: {count} prompts, {origin_line(origin, weights)}")
+        made.append(f"{weights}: {prompts_of(found)} prompts, {origin_line(origin, weights)}")
     table = markdown_table(["drafter", "all", *titles.values(), "T = 1"], lines)
     return "\n".join([*table, "", f"Medians over prompts. {'; '.join(made)}. Made by `scripts/reproduce hybrid`."])
 
 
 def notes(file: RunFile, path: Path) -> list[str]:
     """What the tables rest on."""
-    others = [pair for own in pairs(file, "none").values() for pair in own if pair.run.arm != "none"]
+    others = beside_plain(file)
     same = sum(pair.run.outputs[0].digest == pair.baseline.outputs[0].digest for pair in others)
-    prompts = len({(pair.run.task, pair.run.prompts, pair.run.turn) for pair in others})
     repeats = json.loads(repeats_of(path).read_text(encoding="utf-8"))
     shown = ", ".join(f"{task} {share:.2f}" for task, share in repeats.items())
     origin = file.provenance[-1]
     made = origin_line(origin, origin["settings"]["weights"] or "float32")
     return [
-        f"Texts equal to plain decoding's of the same seed: {same} of {len(others)}. {prompts} prompts and turns. "
-        f"Share of repeated 4-grams in greedy answers: {shown}. {made}. "
+        f"Texts equal to plain decoding's of the same seed: {same} of {len(others)}. {prompts_of(others)} prompts "
+        f"and turns. Share of repeated 4-grams in greedy answers: {shown}. {made}. "
         "Made by `benchmarks/real_model.py`."
     ]
 

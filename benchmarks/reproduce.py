@@ -379,7 +379,7 @@ PARTS = {
         real,
     ),
     "hybrid": Part(
-        "look-ups beside a head on a real model: methods/hybrid.md",
+        "look-ups beside a head on a real model: README, results.md, methods/hybrid.md",
         0.3,
         ("hybrid.jsonl", "hybrid_repeats.json", "hybrid_int8.jsonl", "hybrid_int8_repeats.json"),
         lambda i: (i.prompts, i.head),
@@ -424,7 +424,7 @@ PARTS = {
         "drafts of every length against the theory, truncated laws: theory.md",
         0.5,
         ("chains.jsonl", "chains_float32.jsonl"),
-        lambda i: (i.prompts, Path(i.smollm2), i.heads / "smollm2" / "draft"),
+        lambda i: (i.prompts, i.models, Path(i.smollm2), i.heads / "smollm2" / "draft"),
         chains,
     ),
     "layer_search": Part(
@@ -446,7 +446,7 @@ PARTS = {
     ),
     "tune": Part("what tune predicted: results.md", 0.3, ("tuned.json",), lambda i: (i.prompts,), tune),
     "transformers": Part(
-        "against transformers at equal length: README, results.md",
+        "against transformers at equal length: results.md",
         0.3,
         ("speed.jsonl",),
         lambda i: (i.models, i.prompts),

@@ -25,7 +25,7 @@ from pictures import described, grounded
 from reading import read
 
 from foredraft.bench.measure.records import read_runs
-from foredraft.bench.measure.summary import grouped, pairs, ratios
+from foredraft.bench.measure.summary import grouped, ratios
 from foredraft.bench.report import plots
 from foredraft.bench.tune.candidates import short_spec
 from foredraft.heads.formats.tuned import read_tuned
@@ -154,7 +154,7 @@ def cpu_engines() -> Claim:
 def real(path: Path = HYBRID) -> Claim:
     """Speed-up of the default policy on a real model, by drafter and temperature."""
     file = read_runs(path)
-    every = [pair for own in pairs(file, "none").values() for pair in own if pair.run.arm.endswith(" auto")]
+    every = [pair for pair in real_model.beside_plain(file) if pair.run.arm.endswith(" auto")]
     names = {0.0: "greedy", 1.0: "T=1"}
     rows = []
     for (arm, temperature), own in grouped(every, lambda pair: (pair.run.arm, pair.run.temperature)).items():
@@ -177,14 +177,14 @@ def real(path: Path = HYBRID) -> Claim:
     return Claim(
         f"On a real model in 4 bits {gains}{worse}. Dots are tasks: the gain depends on the text.",
         facts_of(rows, ".2f"),
-        origin_line(origin).replace("float32", str(origin["settings"].get("weights") or "float32")),
+        origin_line(origin, origin["settings"].get("weights") or "float32"),
         lambda: rows_figure("Speed-up over plain decoding, default policy", rows, "{:.2f}x".format, 1.0),
     )
 
 
 def policy() -> Claim:
     """The default policy against the best fixed size in hindsight, on a real model."""
-    files = [read_runs(path) for path in REAL if path.exists()]
+    files = [read_runs(path) for path in REAL]
     points = [point for file in files for point in real_model.policy_points(file)]
     near = {share: sum(mine >= share * best for best, mine in points) for share in (0.95, 0.97)}
     safe = {share: sum(mine >= share for _, mine in points) for share in (0.95, 0.98)}

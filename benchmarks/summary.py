@@ -127,28 +127,23 @@ def pages() -> dict[Path, str]:
     compared = {"engines": f"{engine_tables.in_short(lines)}\n\n{found} {made}"}
     reads = engine_tables.long_prompts(lines)
     every = {"engines": "\n\n".join([found, reads, engine_tables.users(lines), engine_tables.tables(lines), made])}
-    other = ROOT / "benchmarks" / "results" / "engines_xeon.jsonl"
-    before = read(other)
-    every["engines xeon"] = "\n\n".join(
-        [
-            engine_tables.sentence(before),
-            engine_tables.long_prompts(before),
-            engine_tables.users(before),
-            engines_made(before, str(other.relative_to(ROOT))),
-        ]
-    )
+    other = engines.RESULTS.with_name("engines_xeon.jsonl")
+    before = read(ROOT / other)
+    parts = [engine_tables.sentence, engine_tables.long_prompts, engine_tables.users]
+    every["engines xeon"] = "\n\n".join([*(part(before) for part in parts), engines_made(before, other)])
     if (ROOT / engines.SHAPE_RESULTS).exists():
         shapes = read(ROOT / engines.SHAPE_RESULTS)
         every["shapes"] = (
             f"{engine_tables.shapes(shapes)}\n\n{engines_made(shapes, engines.SHAPE_RESULTS, 'Random weights')}"
         )
+    by_default = real_model.in_short()
     served = {"serving": serving.table()} if serving.RESULTS.exists() else {}
     blocks = {
-        "README.md": {"results": real_model.in_short()} | compared,
+        "README.md": {"results": by_default} | compared,
         "docs/native.md": every,
         "docs/methods/README.md": {"methods": methods()},
         "docs/results.md": {
-            "default": real_model.in_short(),
+            "default": by_default,
             "real": real_model.methods(),
             "acceptance": acceptance_tables.tables(),
             "batches": batches.tables(),
