@@ -11,6 +11,7 @@ was, and a longer one adds rounds. ``--methods`` runs some pairs alone.
 """
 
 import argparse
+import functools
 import itertools
 import json
 import shlex
@@ -114,8 +115,11 @@ def cells(args: argparse.Namespace, done: set[Cell]) -> Iterator[dict[str, Any]]
 
 def ratio(shared: Pairs, drawn: Pairs) -> tuple[float, float, float]:
     """Tokens per forward over those of the ratio rule, with the 95 % bootstrap interval over prompts."""
-    both = list(zip(shared, drawn, strict=True))
+    return _ratio(tuple(zip(map(tuple, shared), map(tuple, drawn), strict=True)))
 
+
+@functools.cache  # the sentence and the table need the same ones
+def _ratio(both: tuple[Any, ...]) -> tuple[float, float, float]:
     def of(some: Sequence[Any]) -> float:
         left, right = ([sum(column) for column in zip(*side, strict=True)] for side in zip(*some, strict=True))
         return left[0] / left[1] / (right[0] / right[1])
