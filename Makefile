@@ -5,15 +5,17 @@ INPUTS := pyproject.toml constraints.txt
 unexport VIRTUAL_ENV
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-all lint check docs bench clean
+.PHONY: help venv develop demo test test-all lint check docs bench clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## */  make \1\t/'
 
 venv: $(VENV)/.stamp-core ## .venv with the package in it
 
+develop: $(VENV)/.stamp-dev ## .venv with the tools of developers, too
+
 demo: $(VENV)/.stamp-core ## run the bundled models: nothing else to download
-	scripts/demo
+	@scripts/demo
 
 test: $(VENV)/.stamp-test ## the tests, without the long ones
 	scripts/test -m "not slow"
@@ -38,13 +40,13 @@ clean: ## remove .venv and everything that tools have left
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.stamp-core: $(INPUTS)
-	PYTHON=$(PYTHON) scripts/install
+	@PYTHON=$(PYTHON) scripts/install
 	@touch $@
 
 $(VENV)/.stamp-test: $(INPUTS)
-	PYTHON=$(PYTHON) scripts/install test
+	@PYTHON=$(PYTHON) scripts/install test
 	@touch $@ $(VENV)/.stamp-core
 
 $(VENV)/.stamp-dev: $(INPUTS)
-	PYTHON=$(PYTHON) scripts/install dev
+	@PYTHON=$(PYTHON) scripts/install dev
 	@touch $@ $(VENV)/.stamp-test $(VENV)/.stamp-core

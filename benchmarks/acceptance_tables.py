@@ -12,6 +12,7 @@ from reading import interval_of_sums, markdown_table, read
 from real_model import HEADS, SAMPLES, by_position, length
 
 from foredraft.bench.measure.records import Run
+from foredraft.files.provenance import short_commit
 
 RESULTS = Path(__file__).resolve().parent / "results" / "acceptance.jsonl"
 PLAIN, SHARED, PICKED = "none", "shared noise", "picked"
@@ -214,7 +215,7 @@ def by_arm(results: Results, temperature: float) -> tuple[str, str]:
 def notes(results: Results) -> str:
     """What the tables rest on."""
     shown = ", ".join(f"{task} {share:.2f}" for task, share in results.repeated.items())
-    commits = list(dict.fromkeys(each["commit"][:9] for each in results.origins))
+    commits = list(dict.fromkeys(short_commit(each["commit"]) for each in results.origins))
     origin = results.origins[-1] | ({"commits": f"commits {', '.join(commits)}"} if len(commits) > 1 else {})
     if origin.get("replayed"):
         texts = "With shared noise and picked, drafters are replayed on plain decoding's texts, from recorded states."

@@ -19,6 +19,7 @@ from real_model import FIXED, beside_plain, length
 
 from foredraft.bench.measure.records import Run, read_runs
 from foredraft.bench.measure.summary import grouped, ratios
+from foredraft.files.provenance import short_commit
 
 RESULTS = Path(__file__).resolve().parent / "results" / "batches.jsonl"
 SIZES = (1, 2, 4, 8, 16, 32, 64)
@@ -85,7 +86,7 @@ def table(path: Path = RESULTS) -> str:
         for ours, plain in zip(pair.run.outputs, pair.baseline.outputs, strict=True)
     )
     count = sum(len(pair.run.outputs) for pair in every)
-    origin, commits = file.provenance[-1], dict.fromkeys(each["commit"][:9] for each in file.provenance)
+    origin, commits = file.provenance[-1], dict.fromkeys(short_commit(each["commit"]) for each in file.provenance)
     if len(commits) > 1:
         origin = {**origin, "commits": f"commits {' and '.join(commits)}"}
     made = origin_line(origin, origin["settings"]["weights"] or "float32")

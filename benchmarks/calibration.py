@@ -10,6 +10,7 @@ for each drafter and temperature. Times do not matter. Finished lines are not ma
 """
 
 import argparse
+import itertools
 import json
 import math
 import shlex
@@ -137,9 +138,19 @@ def table(path: Path = RESULTS) -> str:
             errors = [f"{error(row.draft):.3f}", f"{error(row.learned):.3f}"]
             lines.append([target, row.drafter, f"{row.temperature:g}", f"{count:,}", f"{accepted:.2f}", *errors])
     head = ["target", "drafter", "T", "tokens", "accepted", "error of the draft's own", "error of the policy's"]
-    made = "Made by `python benchmarks/calibration.py`"
-    origins = read(path)["provenance"]
-    return "\n".join([*markdown_table(head, lines, words=(0, 1)), "", f"{made}: {origin_line(origins[-1])}."])
+    made = f"Made by `python benchmarks/calibration.py`: {origins(path)}."
+    return "\n".join([*markdown_table(head, lines, words=(0, 1)), "", made])
+
+
+def origins(path: Path = RESULTS) -> str:
+    """Machine, weights and commit of each target's run."""
+    found = []
+    for origin in read(path)["provenance"]:
+        words = shlex.split(origin["command"])
+        given = dict(pair for pair in itertools.pairwise(words) if pair[0] in ("--target", "--weights"))
+        target = Path(given.get("--target", "sample")).name
+        found.append(f"{target}: {origin_line(origin, given.get('--weights', 'float32'))}")
+    return "; ".join(found)
 
 
 def sentence(found: dict[str, list[Row]]) -> str:

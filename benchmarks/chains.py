@@ -38,6 +38,7 @@ import foredraft
 from foredraft.bench.prompts import read_prompts
 from foredraft.bench.report import plots
 from foredraft.core import theory
+from foredraft.core.divergence import acceptance
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.sampling.truncation import Truncation
 from foredraft.engine.policy import Constant
@@ -124,7 +125,7 @@ def laws(args: argparse.Namespace, done: set[tuple]) -> Iterator[Run]:
             cut = Truncation.of([SamplingParams(temperature=1.0, **options)], "cpu")  # type: ignore[arg-type]
             target, draft = cut(p), cut(q)
             kept = target.isfinite()
-            alpha = theory.acceptance(target.softmax(-1), draft.softmax(-1))[0]
+            alpha = acceptance(target.softmax(-1), draft.softmax(-1))[0]
             cuts[name] = {
                 "alpha": round(float(alpha.mean()), 5),
                 "kept": kept.sum(-1)[0].tolist(),
@@ -197,7 +198,7 @@ def best(runs: Sequence[Run], of: Any) -> int:
 def sweep_table(path: Path = RESULTS) -> str:
     """Acceptance rate, and measured and predicted speed-up, by length."""
     kinds, lines = read(path), []
-    shown = (1, 2, 3, 4, 6, 8, 10)
+    shown = range(1, LONGEST + 1)
     for (task, heat), runs in cells(path).items():
         name = f"{TASKS[task]}, T={heat:g}"
         rates = [f"{acceptance_rate(runs, k):.2f}" for k in shown]

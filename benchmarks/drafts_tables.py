@@ -8,6 +8,8 @@ from typing import NamedTuple
 from origin import origin_line
 from reading import markdown_table, quotient, read, with_interval
 
+from foredraft.files.provenance import short_commit
+
 RESULTS = Path(__file__).resolve().parent / "results" / "drafts.jsonl"
 CHOICES = 6
 SAMPLES = 1000
@@ -38,7 +40,7 @@ def _origin(kinds: dict[str, list[dict]], part: str) -> str:
     """Where a part was made: the machine and commits of its runs."""
     if not (found := runs(kinds, part)):
         return ""
-    commits = list(dict.fromkeys(each["commit"][:9] for each in found))
+    commits = list(dict.fromkeys(short_commit(each["commit"]) for each in found))
     several = {"commits": f"commits {', '.join(commits)}"} if len(commits) > 1 else {}
     return f"{origin_line({**found[0], **several})}. Made by `python benchmarks/drafts.py {part}`."
 

@@ -29,7 +29,7 @@ from seeded_texts import tokenized
 
 import foredraft
 from foredraft.drafters.layer_skip.config import read_skip_config
-from foredraft.files.provenance import shortened
+from foredraft.files.provenance import short_commit, shortened
 from foredraft.model.partial.skipping import layers_of
 
 RESULTS = Path(__file__).resolve().parent / "results" / "early_exit.jsonl"
@@ -220,7 +220,7 @@ def table(path: Path = RESULTS) -> str:
         "tokens, with 95 % intervals over prompts; weights read: by a forward of the draft, as a share of the target's;"
         " most speed-up: tokens per forward, divided by the weights that a step reads, in forwards. Texts "
         f"that equal plain decoding's of the same model, by the same seed: {same} of {prompts}. {search}"
-        f"{origin.get('weights', FLOAT)} on {origin['target_device']}, commit {origin['commit'][:9]}, "
+        f"{origin.get('weights', FLOAT)} on {origin['target_device']}, commit {short_commit(origin['commit'])}, "
         f"{origin['date']}. Made by `benchmarks/early_exit.py`."
     )
     return "\n".join(lines)

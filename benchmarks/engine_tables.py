@@ -4,9 +4,18 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from reading import interval, markdown_table, quartiles
+from reading import interval, markdown_table, per_forward, quartiles, with_interval
 
-PLAIN, DEFAULT = "plain", "default"
+PLAIN, DEFAULT, BEST = "plain", "default", "best"
+KINDS = {
+    "edit": "edits",
+    "humaneval": "code",
+    "mt_bench": "chat",
+    "gsm8k": "maths",
+    "sum": "summaries",
+    "qa": "questions",
+}
+"""Tasks, and what a reader calls them."""
 SHORT = (
     f"foredraft int4 {PLAIN}",
     f"foredraft int4 {DEFAULT}",
@@ -43,6 +52,13 @@ PAIRS = (
     ("foredraft Q8_0 plain", "llama.cpp Q8_0"),
     ("foredraft Q4_1 plain", "openvino Q4_1"),
     ("foredraft float32 plain", "transformers float32"),
+    *(
+        (f"foredraft Q4_K_M {ours}", f"{peer} Q4_K_M")
+        for ours in (DEFAULT, PLAIN)
+        for peer in ("foredraft", "llama.cpp", "openvino")
+        if (ours, peer) != (PLAIN, "foredraft")
+    ),
+    ("foredraft Q4_K_M default", "transformers bfloat16"),
 )
 """What a user of foredraft gets, and what it is compared with: its own plain decoding, or the best mode of a peer."""
 QUOTED = {
@@ -52,6 +68,8 @@ QUOTED = {
     "transformers float32": ("transformers", "transformers'"),
 }
 """Of ``sentence``: peers with our weights, their names, and whose."""
+WITHDRAWN = {"llama.cpp": "its look-ups were not given the prompt"}
+"""Engines whose arms with drafts did not draft before their runs said how many tokens they accepted, and why."""
 LONG = 512
 SAMPLES = 2000
 """Of the bootstrap over prompts."""
@@ -89,14 +107,115 @@ class Comparison(NamedTuple):
 
 
 def comparisons(lines: dict[str, list[dict]]) -> Iterator[Comparison]:
-    """``PAIRS``, each peer in the mode that had the highest median rate."""
-    runs = by_arm(lines)
+    """``PAIRS``, each peer in the mode that was chosen on other chats for the kind of chat (``best``), or else in the
+    one that had the highest median rate."""
+    runs = by_arm(lines) | best_runs(lines)
     for threads in sorted({threads for threads, _ in runs}):
         for ours, engine in PAIRS:
             others = modes(runs, threads, engine)
             if (threads, ours) in runs and others:
                 fastest = max(others, key=lambda name: statistics.median(map(rate, runs[threads, name])))
-                yield compared(runs, threads, ours, fastest)
+                best = f"{engine} {BEST}"
+                yield compared(runs, threads, ours, best if best in others else fastest)
+
+
+def chosen(lines: dict[str, list[dict]], threads: int) -> dict[tuple[str, str], str]:
+    """The arm of each peer that was fastest on the other chats of a task, by engine and task."""
+    found: dict[tuple[str, str], dict[str, list[float]]] = {}
+    for (count, arm), own in by_arm({"run": lines.get("choice", [])}).items():
+        for run in own if count == threads else ():
+            found.setdefault((engine_of(arm), run["task"]), {}).setdefault(arm, []).append(rate(run))
+    return {key: max(rates, key=lambda arm: statistics.median(rates[arm])) for key, rates in found.items()}
+
+
+def best_runs(lines: dict[str, list[dict]]) -> dict[tuple[int, str], list[dict]]:
+    """The runs of peers in the modes that were chosen, as those of an arm ENGINE WEIGHTS best."""
+    runs, found = by_arm(lines), dict[tuple[int, str], list[dict]]()
+    for threads in sorted({threads for threads, _ in runs}):
+        for (engine, task), arm in chosen(lines, threads).items():
+            own = [run for run in runs.get((threads, arm), []) if run["task"] == task]
+            found.setdefault((threads, f"{engine} {BEST}"), []).extend(own)
+    return {key: own for key, own in found.items() if own}
+
+
+def by_kind(lines: dict[str, list[dict]]) -> str:
+    """Tokens per second by kind of chat with 95 % intervals, the peers in the modes that were chosen, and our ratios to
+    them: a table for each type of weights that we and a peer have run with the same number of threads."""
+    runs = by_arm(lines) | best_runs(lines)
+    tasks = [task for task in KINDS if any(run["task"] == task for own in runs.values() for run in own)]
+    weights = sorted({(threads, engine_of(arm).split(" ")[1]) for threads, arm in runs if ours(arm)})
+    parts = []
+    for threads, kind in weights:
+        own = [arm for count, arm in runs if count == threads and engine_of(arm) == f"foredraft {kind}"]
+        peers = [arm for count, arm in runs if count == threads and not ours(arm) and _beside(arm, kind)]
+        if not any(arm.endswith(f" {BEST}") for arm in peers):
+            continue
+        head = [f"{kind}, {threads} thread{'s' * (threads > 1)}", *(KINDS[task] for task in tasks)]
+        rows = [
+            [_named(arm), *(_median(_rates(runs[threads, arm], task)) for task in tasks)]
+            for arm in (*own, *peers)
+            if arm.rsplit(" ", 1)[1] in (PLAIN, BEST) or ours(arm)
+        ]
+        picked = chosen(lines, threads)
+        rows += [
+            [f"best mode of {engine}", *(picked.get((engine, task), " ").rsplit(" ", 1)[1] for task in tasks)]
+            for engine in dict.fromkeys(map(engine_of, peers))
+        ]
+        for arm in own:
+            for other in (
+                f"foredraft {kind} {PLAIN}",
+                *(each for each in peers if each.rsplit(" ", 1)[1] == _against(arm)),
+            ):
+                if other != arm and (threads, other) in runs:
+                    found = compared(runs, threads, arm, other).by_task
+                    rows.append([f"{_named(arm)} over {_named(other)}", *(_median(found.get(t, [])) for t in tasks)])
+        parts.append("\n".join(markdown_table(head, rows)))
+    return "\n\n".join(parts)
+
+
+def heads(lines: dict[str, list[dict]]) -> str:
+    """Tokens per forward of arms with drafts by kind of chat, and on the chats on which all wrote the same text; the
+    forward that reads the prompt counts."""
+    runs = {arm: {place(run): run for run in own} for (_, arm), own in by_arm(lines).items()}
+    shared = set.intersection(*map(set, runs.values()))
+    same = {at for at in shared if len({tuple(own[at]["output"]) for own in runs.values()}) == 1}
+    tasks = [task for task in KINDS if any(task == at[0] for at in shared)]
+    rows = []
+    for arm, own in runs.items():
+        chats = [[own[at] for at in sorted(shared) if at[0] == task] for task in tasks]
+        chats += [[own[at] for at in sorted(some)] for some in (shared, same)]
+        pairs = [[(len(run["output"]), len(run["output"]) - run["accepted"]) for run in some] for some in chats]
+        rows.append([arm.split(",")[0], *(with_interval(some, per_forward, SAMPLES) if some else "" for some in pairs)])
+    head = ["tokens per forward", *(KINDS[task] for task in tasks), "all", f"{len(same)} of {len(shared)} equal texts"]
+    return "\n".join(markdown_table(head, rows))
+
+
+def _beside(arm: str, kind: str) -> bool:
+    """Whether a peer's arm is compared with ours of this type of weights: transformers has other types."""
+    engine, weights, _ = arm.split(" ")
+    return weights.split("-")[0] == kind or (engine == "transformers" and kind not in ("float32", "int4", "int8"))
+
+
+def _named(arm: str) -> str:
+    """An arm's engine and mode, and its weights if they are none of the file's."""
+    engine, weights, mode = arm.split(" ")
+    return f"{engine} {weights} {mode}" if engine == "transformers" or "-" in weights else f"{engine} {mode}"
+
+
+def _against(arm: str) -> str:
+    """Plain decoding is compared with plain decoding, drafts with a peer's best."""
+    return PLAIN if arm.endswith(f" {PLAIN}") else BEST
+
+
+def _rates(own: list[dict], task: str) -> list[float]:
+    return [rate(run) for run in own if run["task"] == task]
+
+
+def _median(values: list[float]) -> str:
+    """With its interval; the value alone if there is one."""
+    if len(values) < 2:
+        return f"{values[0]:.2f}" if values else ""
+    return with_interval(values, statistics.median, SAMPLES)
 
 
 def modes(runs: dict[tuple[int, str], list[dict]], threads: int, engine: str) -> list[str]:
@@ -166,7 +285,8 @@ def sentence(lines: dict[str, list[dict]]) -> str:
             for task, ratio in compared(runs, 1, best.ours, other).slower.items():
                 faster[f"{peer} ({kind}) on {task}, {1 / ratio:.2f} times ours"] = None
     rest = f"Faster than ours: {'; '.join(faster)}." if faster else "None of them is faster on any kind of chat."
-    return f"On one thread, tokens per second by default are {', '.join(parts)}, each in its best mode. {rest}"
+    said = f"On one thread, tokens per second by default are {', '.join(parts)}, each in its best mode. {rest}"
+    return " ".join([said, *left_out(lines)])
 
 
 def long_prompts(lines: dict[str, list[dict]]) -> str:
@@ -194,6 +314,46 @@ def chats(lines: dict[str, list[dict]]) -> tuple[int, dict[str, int]]:
 
 
 def by_arm(lines: dict[str, list[dict]]) -> dict[tuple[int, str], list[dict]]:
+    """The runs of each arm with each number of threads, without arms that should draft and did not."""
+    return {key: own for key, own in _every_arm(lines).items() if drafted(key[1], own)}
+
+
+def left_out(lines: dict[str, list[dict]]) -> list[str]:
+    """For each engine a sentence that names the arms that are left out, and the reason."""
+    found: dict[str, dict[str, None]] = {}
+    for (_, arm), own in _every_arm(lines).items():
+        if not drafted(arm, own):
+            found.setdefault(arm.split(" ")[0], {})[arm.split(" ", 1)[1]] = None
+    return [
+        f"Left out since no drafted token was accepted{f' ({WITHDRAWN[engine]})' if engine in WITHDRAWN else ''}, "
+        f"{engine} in {', '.join(arms)}; it is compared without drafts."
+        for engine, arms in found.items()
+    ]
+
+
+def drafted(arm: str, own: list[dict]) -> bool:
+    """Whether a peer's arm with drafts accepted any. True for plain arms, and for ours: our policy may stop drafts."""
+    untold = 0 if arm.split(" ")[0] in WITHDRAWN else 1
+    kept = arm.endswith(f" {PLAIN}") or ours(arm)
+    return kept or any(run.get("accepted", untold) > 0 for run in own)
+
+
+def idle(arm: str, answer: dict) -> bool:
+    """Whether a peer's arm with drafts says that it drafted nothing; ours may decide so."""
+    plain = arm.endswith(f" {PLAIN}") or ours(arm)
+    return not plain and answer.get("drafted") == 0
+
+
+def ours(arm: str) -> bool:
+    return arm.startswith("foredraft ")
+
+
+def engine_of(arm: str) -> str:
+    """An arm's engine with its weights."""
+    return arm.rsplit(" ", 1)[0]
+
+
+def _every_arm(lines: dict[str, list[dict]]) -> dict[tuple[int, str], list[dict]]:
     runs: dict[tuple[int, str], list[dict]] = {}
     for run in lines["run"]:
         runs.setdefault((run["threads"], run["arm"]), []).append(run)
@@ -202,7 +362,7 @@ def by_arm(lines: dict[str, list[dict]]) -> dict[tuple[int, str], list[dict]]:
 
 def place(run: dict) -> tuple[str, int]:
     """Task and number of a run's prompt."""
-    return run["task"], run.get("prompt", run["prompt_tokens"])
+    return run["task"], run["prompt"] if "prompt" in run else run["prompt_tokens"]
 
 
 def _by_task(runs: dict[tuple[int, str], list[dict]]) -> str:
@@ -247,6 +407,45 @@ def shapes(lines: dict[str, list[dict]]) -> str:
             cells = [*map(quartiles, rates), _ratio(*rates), _ratio(*prefill)]
             rows.append([kind, str(threads), *cells])
     return "\n".join(markdown_table(head, rows, words=(0, 1)))
+
+
+def shape_ratios(lines: dict[str, list[dict]]) -> list[float]:
+    """Medians of foredraft's rates over llama.cpp's, of each shape and number of threads."""
+    runs = by_arm(lines)
+    found = []
+    for (threads, arm), ours in runs.items():
+        theirs = runs.get((threads, arm.replace("foredraft", "llama.cpp")), [])
+        if arm.startswith("foredraft ") and theirs:
+            found.append(statistics.median(rate(a) / rate(b) for a, b in zip(ours, theirs, strict=True)))
+    return found
+
+
+def beside_llama(lines: dict[str, list[dict]]) -> tuple[str, str]:
+    """llama.cpp's time to start and its peak memory over ours, for the same files, one thread, as ranges."""
+    found = []
+    for kind, value in (("load", "start_seconds"), ("memory", "mebibytes")):
+        values = {line["arm"]: line[value] for line in lines[kind] if line["threads"] == 1}
+        ratios = [
+            values[arm] / values[arm.replace("llama.cpp", "foredraft")]
+            for arm in values
+            if arm.startswith("llama.cpp ") and arm.endswith(f" {PLAIN}")
+        ]
+        found.append(f"{min(ratios):.1f} to {max(ratios):.1f}")
+    return found[0], found[1]
+
+
+def rates_by_task(lines: dict[str, list[dict]], engine: str) -> str:
+    """The lowest and the highest median of tasks, tokens per second on one thread, for each mode of an engine."""
+    found = []
+    for (threads, arm), own in by_arm(lines).items():
+        name, mode = arm.rsplit(" ", 1)
+        if threads == 1 and name == engine:
+            tasks = [
+                statistics.median(rate(run) for run in own if run["task"] == task)
+                for task in {run["task"] for run in own}
+            ]
+            found.append(f"{mode} {min(tasks):.0f} to {max(tasks):.0f}")
+    return ", ".join(found)
 
 
 def _ratio(ours: Sequence[float], theirs: Sequence[float]) -> str:

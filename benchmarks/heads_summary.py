@@ -14,6 +14,7 @@ from reading import acceptance_interval, markdown_table, per_forward, quotient, 
 from foredraft.bench.measure.records import Watched
 from foredraft.bench.measure.summary import temperature_label
 from foredraft.bench.report.figures_drafts import by_confidence
+from foredraft.files.provenance import short_commit
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "heads.jsonl"
@@ -61,8 +62,8 @@ def real(path: Path = REAL) -> str:
         "",
         f"{origin['target']}, data: {data['answers']:,} answers of {data['answer_tokens'] / 1e6:.1f}M tokens "
         f"({small['answers']:,} of {small['answer_tokens'] / 1e6:.1f}M for the runs of 1M). Several trainings at once "
-        f"on an {origin['device']}, torch {origin['torch']}, commit {origin['commit'][:9]}, {origin['date']}. Tokens "
-        f"per forward, greedy: {origin['evaluation']}.",
+        f"on an {origin['device']}, torch {origin['torch']}, commit {short_commit(origin['commit'])}, "
+        f"{origin['date']}. Tokens per forward, greedy: {origin['evaluation']}.",
     ]
     return "\n".join(lines)
 
@@ -91,7 +92,8 @@ def ablation(path: Path = ABLATION) -> str:
         f"forward, {origin['count']} prompts of a task, {origin['new_tokens']} new tokens, with 95 % intervals "
         "over prompts; chains of five, greedy trees of 24 nodes; n-alpha of greedy chains, a fraction where "
         f"fewer than {_FEW} tokens were judged; float32 on an "
-        f"{origin['device']}, commit {origin['commit'][:9]}, {origin['date']}. Made by `benchmarks/ablation.py`.",
+        f"{origin['device']}, commit {short_commit(origin['commit'])}, {origin['date']}. "
+        "Made by `benchmarks/ablation.py`.",
     ]
     return "\n".join(lines)
 
@@ -136,7 +138,7 @@ def real_glide(path: Path = REAL_GLIDE, eagle: Path = ABLATION) -> str:
         "began from random weights. Held-out texts: greedy chains of five on eight of these answers, 48 new tokens "
         f"each; no interval.{trial} GLIDE: {origin_line(origin)}. EAGLE: "
         f"[EAGLE's findings](../heads.md#eagles-findings-on-a-real-model), on an {other['device']}, commit "
-        f"{other['commit'][:9]}. Made by `benchmarks/ablation.py`."
+        f"{short_commit(other['commit'])}. Made by `benchmarks/ablation.py`."
     )
     return "\n".join([*parts, caption])
 
@@ -284,7 +286,7 @@ def _save(figure: Any, name: str) -> None:
 
 
 def _plot_places(runs: list[Run]) -> None:
-    from foredraft.drafters.common.templates import Template
+    from foredraft.drafters.trees.shapes import Template
 
     paths = Template.of("eagle").paths
     shares = by_place(runs, "eagle1, 25 nodes")

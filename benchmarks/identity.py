@@ -9,7 +9,7 @@ many texts and tokens were compared and how many drafted tokens accepted, and fo
 it parts, the margin between the two tokens, and whether that is a near-tie of float32 (see ``foredraft check``). A
 finished cell is not run again, so an interrupted run goes on where it was.
 
-Hydra has no bundled head and drafts with an untrained one.
+Hydra and GLIDE have no bundled head and draft with untrained ones.
 """
 
 import argparse
@@ -31,9 +31,10 @@ from foredraft.bench.check import differences, draft_always
 from foredraft.bench.prompts import standard_prompts
 from foredraft.drafters import METHODS
 from foredraft.engine.generator import Generator
+from foredraft.files.provenance import short_commit
 from foredraft.heads.formats.save import default_format, save_head
 from foredraft.model.hf.causal_lm import CausalLM
-from foredraft.train.heads.init import new_hydra
+from foredraft.train.heads.init import new_glide, new_hydra
 
 DRAFT, COPIES = "[draft_model:sample-draft,num_assistant_tokens=3]", "[max_gram,num_assistant_tokens=3]"
 SPECS = {
@@ -51,6 +52,7 @@ SPECS = {
     "medusa": "medusa",
     "hydra": "hydra:{hydra}",
     "blockwise": "blockwise:sample-medusa",
+    "glide": "glide:{glide}",
     "early_exit": "early_exit,assistant_early_exit=5",
     "layer_skip": "layer_skip,skip_attention=3x5,skip_mlp=4",
     "online": f"online:{DRAFT},interval=4",
@@ -68,6 +70,7 @@ TEXTS = (29, 16, 12)
 """Of a cell, by its rows: fewer where each takes more time."""
 _MOST = 40
 """Texts of a group, from which a cell takes the first."""
+RESULTS = Path(__file__).resolve().parent / "results" / "identity.jsonl"
 Key = tuple[int, str, str, float]
 """Rows, policy, method, temperature."""
 GROUPS = 8
@@ -98,12 +101,12 @@ def cells(done: set[Key], methods: list[str], texts: list[int], new_tokens: int)
     prompts = [each.prompt for each in standard_prompts() + standard_prompts(chat=True)]
     made, counts = SeededTexts(plain, prompts, new_tokens, _MOST), dict(zip(ROWS, texts, strict=True))
     with tempfile.TemporaryDirectory() as folder:
-        hydra = untrained_hydra(plain, folder)
+        heads = untrained(plain, Path(folder))
         for number, (rows, policy, method) in enumerate(itertools.product(ROWS, POLICIES, methods)):
             left = [heat for heat in TEMPERATURES if (rows, policy, method, heat) not in done]
             if not left:
                 continue
-            generator = foredraft.load(plain, SPECS[method].format(hydra=hydra), max_batch_size=rows)
+            generator = foredraft.load(plain, SPECS[method].format(**heads), max_batch_size=rows)
             if policy == "constant":
                 draft_always(generator)
             for temperature in left:
@@ -112,13 +115,19 @@ def cells(done: set[Key], methods: list[str], texts: list[int], new_tokens: int)
             generator.close()
 
 
-def untrained_hydra(plain: Generator, folder: str) -> str:
-    """The path of a Hydra head with its initial weights."""
+def untrained(plain: Generator, folder: Path) -> dict[str, Path]:
+    """The folders of heads with initial weights, for methods that have no bundled head."""
     target = plain.engine.target
     assert isinstance(target, CausalLM)
-    net = new_hydra(target, heads=3, layers=1, own_heads=False, prefix=False)
-    save_head(net, folder, to=default_format(net), target_name="sample", target_config=target.config.to_dict())
-    return folder
+    nets = {
+        "hydra": new_hydra(target, heads=3, layers=1, own_heads=False, prefix=False),
+        "glide": new_glide(target, warm=False),
+    }
+    for name, net in nets.items():
+        save_head(
+            net, folder / name, to=default_format(net), target_name="sample", target_config=target.config.to_dict()
+        )
+    return {name: folder / name for name in nets}
 
 
 def summary(lines: list[dict[str, Any]]) -> str:
@@ -129,6 +138,28 @@ def summary(lines: list[dict[str, Any]]) -> str:
     return (
         f"{texts} texts of {tokens} tokens, {accepted} of them drafted: {len(parted)} texts differ, "
         f"{tied} of them at near-ties."
+    )
+
+
+def sentence() -> str:
+    """The committed run in words: what it compared, how old it is, and which methods it has not."""
+    lines = read(RESULTS)
+    every = [json.loads(line) for line in RESULTS.read_text("utf-8").splitlines()]
+    origins = [line for line in every if line.get("kind") == "provenance"]
+    texts, tokens, accepted = (sum(line[name] for line in lines) for name in ("texts", "tokens", "accepted"))
+    parted = sum(len(line["differences"]) for line in lines)
+    methods = {line["method"] for line in lines}
+    missing = [f"`{name}`" for name in METHODS if name not in {*methods, "none"}]
+    single, cells = sum(line["rows"] == 1 for line in lines), len(methods) * len(POLICIES) * len(TEMPERATURES)
+    commits = ", ".join(dict.fromkeys(short_commit(each["commit"]) for each in origins))
+    return (
+        f"{len(methods)} methods at temperatures 0.3, 0.7, 1 and 1.3, under the default policy and one that always "
+        f"drafts, in batches of 8, 3 and 1 rows that come and go: {parted or 'none'} of {texts:,} seeded texts "
+        f"({tokens:,} tokens, {accepted:,} of them drafted and accepted) differ{'' if parted > 1 else 's'} from plain "
+        f"decoding's. **This run is old**: {origins[-1]['date']}, commits {commits}. Since then the policy and many "
+        f"drafters were changed, and {' and '.join(missing)} came later and are not in it. `benchmarks/identity.py` "
+        f"compares them (float32, bundled model; of the cells of a single row {single} of {cells} were run), and "
+        "[identity.jsonl](../../benchmarks/results/identity.jsonl) has all cells."
     )
 
 

@@ -10,6 +10,8 @@ from origin import origin_line
 from policy_tables import rate
 from reading import markdown_table, quotient, read, with_interval
 
+from foredraft.files.provenance import short_commit
+
 RESULTS = Path(__file__).resolve().parent / "results" / "lossy.jsonl"
 SPEEDS = "lossy_speed.jsonl"
 """Name of the file of speeds, beside the other one."""
@@ -125,7 +127,7 @@ class Speeds:
 
 def _origin(origins: Sequence[dict], weights: str) -> str:
     """The ``origin_line`` of runs of one machine, perhaps at several commits."""
-    commits = list(dict.fromkeys(each["commit"][:9] for each in origins))
+    commits = list(dict.fromkeys(short_commit(each["commit"]) for each in origins))
     several = {"commits": f"commits {', '.join(commits)}"} if len(commits) > 1 else {}
     return origin_line({**origins[-1], **several}, weights)
 

@@ -9,6 +9,7 @@ import acceptance_tables
 import drafts_tables
 import early_exit
 import heads_summary
+import identity
 import layer_search
 import lossy_tables
 import online as online_stream
@@ -62,7 +63,8 @@ def triforce() -> str:
     return "\n".join(
         [
             *accepted,
-            f"Times: {origin['target']} with {origin['draft']}.",
+            f"Times: {origin['target']} with {origin['draft']}, **older than [shared noise](shared_noise.md) and the "
+            "present loop**, and not measured again.",
             "",
             *parts,
             f"Forced acceptance rates: {rates['inner']} per token of the small model, {rates['outer']} per token "
@@ -223,7 +225,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "cascade": drafts_tables.cascades,
     "hybrid": hybrid,
     "universal": model_pairs.table,
-    "shared_noise": shared_noise.table,
+    "shared_noise": lambda: f"{shared_noise.table()}\n\n{identity.sentence()}",
     **{name: functools.partial(lossy_tables.table, name) for name in lossy_tables.RULES},
 }
 """By name of the page."""

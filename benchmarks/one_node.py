@@ -26,7 +26,7 @@ from foredraft.core.draft import Draft, Law, Target
 from foredraft.core.rng import HashedRng, Noise, RandomStream, draw_distinct, exponentials
 from foredraft.core.tree import TokenTree
 from foredraft.core.verify import verify
-from foredraft.drafters.common.tree_ops import without_earlier
+from foredraft.drafters.trees.static import without_earlier
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNS, FIGURE = ROOT / "benchmarks" / "results" / "one_node.jsonl", ROOT / "docs" / "figures" / "one_node.svg"

@@ -8,7 +8,7 @@ import torch
 import transformers
 
 import foredraft
-from foredraft.files.provenance import processor
+from foredraft.files.provenance import processor, short_commit
 
 
 def provenance(command: str, **facts: object) -> dict:
@@ -37,5 +37,5 @@ def origin_line(origin: dict, stored: str = "float32") -> str:
     threads = f"{origin['threads']} thread{'s' if origin['threads'] > 1 else ''}"
     return (
         f"{origin.get('gpu') or f'{threads} on ' + origin['device']}, {stored}, torch {origin['torch']}, transformers "
-        f"{origin['transformers']}, {origin.get('commits') or 'commit ' + origin['commit'][:9]}, {date}"
+        f"{origin['transformers']}, {origin.get('commits') or 'commit ' + short_commit(origin['commit'])}, {date}"
     )

@@ -37,6 +37,7 @@ from transformers.generation.candidate_generator import AssistantToTargetTransla
 import foredraft
 from foredraft.bench.prompts import BenchPrompt, read_prompts
 from foredraft.core.sampling.params import SamplingParams
+from foredraft.files.provenance import short_commit
 from foredraft.model.hf.baseline import HFBaseline
 from foredraft.model.text.tokenizer import Tokenizer
 
@@ -265,7 +266,7 @@ def table(path: Path = RESULTS) -> str:
     are the target's."""
     kinds = read(path)
     runs, parts = joined(kinds["run"]), []
-    commits = dict.fromkeys(each["commit"][:9] for each in kinds["provenance"])
+    commits = dict.fromkeys(short_commit(each["commit"]) for each in kinds["provenance"])
     origin = kinds["provenance"][-1] | {"commits": "commits " + ", ".join(commits)}
     measured = {(run["target"], run["draft"]) for run in runs}
     pairs = [pair for target, drafts in PAIRS.items() for draft in drafts if (pair := (target, draft)) in measured]

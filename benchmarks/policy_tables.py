@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from origin import origin_line
 from reading import markdown_table
 
 from foredraft.bench.measure.summary import temperature_label
+from foredraft.files.provenance import short_commit
 
 RESULTS = Path(__file__).parent / "results" / "policy.jsonl"
 POLICY, PLAIN = "policy", "0"
@@ -19,7 +21,8 @@ IN_SHORT = ("eagle3", "eagle1", "draft_model", "medusa", "prompt_lookup")
 PAGES = {"hydra++": "hydra", "pruned": "pruned_drafts"}
 """Pages of methods that share one with another, or have another name."""
 
-
+SHARED_NOISE = "2026-11-24"
+"""The first day on which drafts were ranked with the noise of the target's draw."""
 NO_EVIDENCE = ("partial", "triforce")
 """Their prompts here fit into the budget, so drafts read the whole cache."""
 
@@ -142,7 +145,7 @@ def by_cell(cells: Sequence[Cell]) -> str:
         if size is not None:
             fixed, against = [size, _shown(cell, size)], [best, f"{cell.ahead:.2f}"]
         setting = [cell.target, cell.method, f"{cell.temperature:g}", task]
-        lines.append([*setting, *fixed, _shown(cell, POLICY), *against, cell.origin["commit"][:7]])
+        lines.append([*setting, *fixed, _shown(cell, POLICY), *against, short_commit(cell.origin["commit"])])
     return "\n".join(markdown_table(head, lines, words=(0, 1, 3, 9)))
 
 
@@ -232,18 +235,32 @@ def by_method(cells: Sequence[Cell]) -> str:
 
 
 def of_page(cells: Sequence[Cell], page: str) -> str:
-    """What was measured for the methods of a page, a row each; empty without a cell."""
+    """What was measured for the methods of a page, a row each, and how old it is; empty without a cell."""
     lines = []
-    cells = [cell for cell in cells if cell.method not in NO_EVIDENCE]
+    cells = [cell for cell in cells if cell.method not in NO_EVIDENCE and PAGES.get(cell.method, cell.method) == page]
     for method, target, heat in dict.fromkeys((cell.method, cell.target, cell.temperature) for cell in cells):
-        if PAGES.get(method, method) == page:
-            own = [c for c in cells if (c.method, c.target, c.temperature) == (method, target, heat)]
-            lines.append([method, target, temperature_label(heat), *_both(own)])
+        own = [c for c in cells if (c.method, c.target, c.temperature) == (method, target, heat)]
+        lines.append([method, target, temperature_label(heat), *_both(own)])
     if not lines:
         return ""
     head = ["drafter", "target", "temperature", "best fixed size", "policy"]
     title = "Speed-up over plain decoding / tokens per forward of the target, means over [tasks](../results.md):"
-    return "\n".join([title, "", *markdown_table(head, lines, words=(0, 1, 2))])
+    return "\n".join([title, "", *markdown_table(head, lines, words=(0, 1, 2)), "", _age(cells)])
+
+
+def _age(cells: Sequence[Cell]) -> str:
+    """Where these cells are from, and which of them are older than shared noise."""
+    rows: dict[str, bool] = {}  # whether a row has a cell that old
+    for cell in cells:
+        name = f"{cell.method} on {cell.target}, {temperature_label(cell.temperature)}"
+        rows[name] = rows.get(name, False) or cell.origin["date"] < SHARED_NOISE
+    commits = ", ".join(dict.fromkeys(short_commit(cell.origin["commit"]) for cell in cells))
+    origin = {**origin_of(cells), "commits": f"commit{'s' if ',' in commits else ''} {commits}"}
+    newer = "; ".join(name for name, old in rows.items() if not old)
+    return (
+        "**Older than [shared noise](shared_noise.md) and the present [policy](../schedules.md)**, and not measured "
+        f"again{f' (with shared noise: {newer})' if newer else ''}. {origin_line(origin)}."
+    )
 
 
 def _shown(cell: Cell, arm: str) -> str:

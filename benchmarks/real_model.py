@@ -219,6 +219,14 @@ def in_short() -> str:
     return "\n".join([*table, "", f"Medians over prompts. {'; '.join(made)}. Made by `scripts/reproduce hybrid`."])
 
 
+def gain(path: Path, temperature: float, arm: str = "hybrid auto") -> float:
+    """The median speed-up of an arm over plain decoding."""
+    pairs = beside_plain(read_runs(path))
+    return statistics.median(
+        ratios([pair for pair in pairs if pair.run.arm == arm and pair.run.temperature == temperature])
+    )
+
+
 def notes(file: RunFile, path: Path) -> list[str]:
     """What the tables rest on."""
     others = beside_plain(file)

@@ -38,7 +38,6 @@ class Inputs(NamedTuple):
     heads: Path
     smollm2: str
     head: Path
-    node: Path
     openvino: Path
     own_model: str | None
     own_prompts: Sequence[str]
@@ -334,10 +333,10 @@ def lossy(inputs: Inputs) -> list[Command]:
 
 def engines(inputs: Inputs, *more: str) -> list[Command]:
     """Files of three types, and all engines on them; with ``more``, on other shapes alone."""
-    peers = ["--node", inputs.node, "--openvino", inputs.openvino]
-    words = ["--model", inputs.smollm2, "--prompt-files", inputs.prompts / "eagle", *peers]
+    llama = script("peers/llama_cpp")
+    words = ["--prompt-files", inputs.prompts / "eagle", "--openvino", inputs.openvino, "--model", inputs.smollm2]
     if more:
-        return [script("engines", *words, *more)]
+        return [llama, script("engines", *words, *more)]
     files = {kind: STATE / f"SmolLM2-135M-Instruct.{kind}.gguf" for kind in ("Q4_0", "Q4_1", "Q8_0")}
     written = [
         script("write_gguf", inputs.smollm2, path, "--type", kind, "--split", "smollm") for kind, path in files.items()
@@ -345,7 +344,29 @@ def engines(inputs: Inputs, *more: str) -> list[Command]:
     few = ["--few", "transformers *", "* float32 *", "*-ACCURACY *", "--threads", "1", "2"]
     # the head alone beside int4, where it is not the default
     heads = ["--drafters", "auto", "eagle3", "--skip", "foredraft [!i]* eagle3*", "foredraft int8 eagle3*"]
-    return [*written, script("engines", *words, "--gguf", *files.values(), *few, *heads)]
+    return [llama, *written, script("engines", *words, "--gguf", *files.values(), *few, *heads, "--choose", "2")]
+
+
+def coder(inputs: Inputs) -> list[Command]:
+    """A model of the size and in the format that people run, with a draft model of its family."""
+    words = ["--model", "coder", "--assistant", "coder-draft", "--drafters", "auto", "draft_model:coder-draft"]
+    words += ["--openvino", inputs.openvino, "--openvino-types", "Q4_K_M", "--skip", "transformers float32 *"]
+    words += ["--tasks", "humaneval", "mt_bench", "gsm8k", "sum", "--prompts", "8", "--choose", "2", "--scored", "0"]
+    words += [
+        "--prompt-files",
+        inputs.prompts / "eagle",
+        "--few",
+        "transformers *",
+        "openvino *",
+        "--threads",
+        "1",
+        "2",
+    ]
+    return [
+        ["scripts/models", "coder", "coder-draft"],
+        script("peers/llama_cpp"),
+        script("engines", *words, "--out", "benchmarks/results/engines_coder.jsonl"),
+    ]
 
 
 def nothing(_: Inputs) -> Sequence[Path]:
@@ -361,14 +382,21 @@ PARTS = {
         "CPU engines on one model: README, native.md, results.md",
         0.5,
         ("engines.jsonl",),
-        lambda i: (Path(i.smollm2), i.prompts, i.node, i.openvino),
+        lambda i: (Path(i.smollm2), i.prompts, i.openvino),
         engines,
+    ),
+    "coder": Part(
+        "CPU engines on a model of 1.5 billion parameters: native.md",
+        3.0,
+        (),
+        lambda i: (i.prompts,),
+        coder,
     ),
     "shapes": Part(
         "CPU engines on larger shapes: native.md",
         0.3,
         ("engines_shapes.jsonl",),
-        lambda i: (Path(i.smollm2), i.prompts, i.node, i.openvino),
+        lambda i: (Path(i.smollm2), i.prompts, i.openvino),
         lambda i: engines(i, "--shape", "1b", "3b", "--only", "* plain @*", "--threads", "1", "2"),
     ),
     "real": Part(
@@ -653,13 +681,12 @@ def main() -> None:
     parser.add_argument(
         "--head", type=Path, default=Path("src/foredraft/models/smollm2-eagle3"), help="of the real model"
     )
-    parser.add_argument("--node", type=Path, default=Path("build/peers/node_modules"), help="with node-llama-cpp")
     parser.add_argument(
         "--openvino", type=Path, default=Path("build/peers/openvino/bin/python"), help="a Python with it"
     )
     args = parser.parse_args()
     inputs = Inputs(
-        args.models, args.data / "prompts", args.data / "corpus", args.heads, args.smollm2, args.head, args.node,
+        args.models, args.data / "prompts", args.data / "corpus", args.heads, args.smollm2, args.head,
         args.openvino, args.model, args.prompts,
     )  # fmt: skip
     if args.list:

@@ -28,6 +28,7 @@ from foredraft.bench.measure.records import read_runs
 from foredraft.bench.measure.summary import grouped, ratios
 from foredraft.bench.report import plots
 from foredraft.bench.tune.candidates import short_spec
+from foredraft.files.provenance import short_commit
 from foredraft.heads.formats.tuned import read_tuned
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -138,6 +139,8 @@ def cpu_engines() -> Claim:
             drafts = modes[engine_tables.DEFAULT] if engine.startswith("foredraft") else max(modes.values(), default=0)
             rows.append(Row(name, plain, [drafts] * bool(drafts), engine.startswith("foredraft")))
     origin = lines["provenance"][0]
+    where = "" if all(row.spread for row in rows) else ", if measured"
+    title = f"Tokens/s, one thread: plain decoding, dots with drafts{where}"
     chats, _ = engine_tables.chats(lines)
     facts = ", ".join(
         f"{row.name} {row.value:.1f}" + "".join(f" / {drafts:.1f}" for drafts in row.spread) for row in rows
@@ -146,8 +149,8 @@ def cpu_engines() -> Claim:
         engine_tables.sentence(lines),
         f"Plain / with drafts: {facts}",
         f"{origin['model']}, medians of {chats} chats, {origin['new_tokens']} new tokens, greedy; {origin['device']}, "
-        f"commit {origin['commit'][:9]}, {origin['date']}",
-        lambda: rows_figure("Tokens per second, one thread: plain decoding, dots with drafts", rows, "{:.0f}".format),
+        f"commit {short_commit(origin['commit'])}, {origin['date']}",
+        lambda: rows_figure(title, rows, "{:.0f}".format),
     )
 
 
@@ -224,8 +227,7 @@ def reliability() -> Claim:
         for target, own in found.items()
         for row in own
     )
-    origins = read(calibration.RESULTS)["provenance"]
-    return Claim(calibration.sentence(found), facts, origin_line(origins[-1]), lambda: calibration.figure(found))
+    return Claim(calibration.sentence(found), facts, calibration.origins(), lambda: calibration.figure(found))
 
 
 def tune() -> Claim:

@@ -39,7 +39,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from foredraft.core.draft import Draft, Law, Verdict
-from foredraft.core.drafter import View
+from foredraft.core.drafter import StepOut, View
 from foredraft.core.rng import Noise
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.sampling.warp import Warp
@@ -274,7 +274,7 @@ class PartialDraft:
         self._sync, self._written = drafter._cache_sync, written
         self._nodes = 1 if arm.cache == "h2o" else gamma  # attention is counted for the first node of a forward
         for row in written.rows:
-            self._sync.admit(row)
+            self._sync.admit(row, torch.zeros(0, dtype=torch.long), {})
 
     def logits(self, lengths: Sequence[int], tokens: Tensor) -> Tensor:
         """[B, N, V]: after each of these tokens, of which the first are the roots."""
@@ -292,7 +292,8 @@ class PartialDraft:
         tree = TokenTree.chain(torch.nn.functional.pad(tokens, (0, 1)), allowed + 1)
         index = torch.arange(tree.tokens.shape[1], device=tokens.device)
         verdict = Verdict(torch.where(index <= accepted[:, None], index, -1), tokens[:, 0])
-        self._sync.observe(self._written.view(lengths), Draft(tree, Law.FIXED), verdict)
+        view, nothing = self._written.view(lengths), StepOut(torch.zeros(1, 1, 1))
+        self._sync.commit(view, Draft(tree, Law.FIXED), verdict, nothing)
 
 
 class OracleDraft:

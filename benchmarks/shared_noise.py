@@ -31,6 +31,7 @@ from seeded_texts import SeededTexts, in_turns
 import foredraft
 from foredraft.bench.check import draft_always
 from foredraft.bench.measure.summary import grouped
+from foredraft.files.provenance import short_commit
 
 RESULTS = Path(__file__).resolve().parent / "results" / "shared_noise.jsonl"
 SHARED = "shared noise"
@@ -174,7 +175,7 @@ def table(path: Path = RESULTS) -> str:
     compared, differ = sum(len(cell["texts"]) for cell in shared), sum(cell["differ"] for cell in shared)
     most = max(len(cell.shared) for cell in cells)
     origins = kinds["provenance"]
-    commits = list(dict.fromkeys(each["commit"][:9] for each in origins))
+    commits = list(dict.fromkeys(short_commit(each["commit"]) for each in origins))
     several = {"commits": f"commits {', '.join(commits)}"} if len(commits) > 1 else {}
     return "\n".join(
         [

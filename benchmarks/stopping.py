@@ -43,11 +43,13 @@ from foredraft.core.sampling.warp import Warp
 from foredraft.core.tree import TokenTree
 from foredraft.core.worth import DraftNodes, Worth
 from foredraft.drafters.common.wrapper import DrafterWrapper
+from foredraft.engine.fitting import round_up
 from foredraft.engine.generator import Generator
 from foredraft.engine.host_tail import HostOut
 from foredraft.engine.policy import NEUTRAL, Calibrated, Constant, Heuristic, Policy, Throughput
 from foredraft.engine.policy.estimates import AcceptanceModel
-from foredraft.engine.step import RowStep, StepResult, round_up
+from foredraft.engine.step import RowStep, StepResult
+from foredraft.files.provenance import short_commit
 
 RESULTS = Path(__file__).resolve().parent / "results" / "stopping.jsonl"
 ORACLE, AUTO = "oracle", "auto"
@@ -396,7 +398,7 @@ def table(path: Path = RESULTS) -> str:
     origins = lines["provenance"]
     for origin in {(each["target"], each["draft"]): each for each in origins}.values():
         parts += [*_pair(lines, origin), ""]
-    commits = ", ".join(dict.fromkeys(each["commit"][:9] for each in origins))
+    commits = ", ".join(dict.fromkeys(short_commit(each["commit"]) for each in origins))
     where = origin_line({**origins[0], "commits": f"commit{'s' * (', ' in commits)} {commits}"})
     made = "`python benchmarks/stopping.py`, with the options in [stopping.jsonl](../benchmarks/results/stopping.jsonl)"
     return "\n".join([*parts, f"{where}. Made by {made}."])

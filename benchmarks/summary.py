@@ -30,6 +30,7 @@ from origin import origin_line
 from reading import markdown_table, read
 
 from foredraft.bench.tune.candidates import short_spec
+from foredraft.files.provenance import short_commit
 from foredraft.heads.formats.tuned import read_tuned
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -49,13 +50,14 @@ def methods() -> str:
 
 
 def filled(text: str, blocks: dict[str, str]) -> str:
-    """Insert each block between its markers, ``<!-- name -->`` and ``<!-- /name -->``."""
+    """Insert each block between its markers, ``<!-- name -->`` and ``<!-- /name -->``, also within a line."""
     for name, block in blocks.items():
-        before, begin, rest = text.partition(f"<!-- {name} -->\n")
+        before, begin, rest = text.partition(f"<!-- {name} -->")
+        lines = "\n" if rest.startswith("\n") else ""
         _, end, after = rest.partition(f"<!-- /{name} -->")
         if not begin or not end:
             raise SystemExit(f"The page has no markers for {name}.")
-        text = f"{before}{begin}{block}\n{end}{after}"
+        text = f"{before}{begin}{lines}{block}{lines}{end}{after}"
     return text
 
 
@@ -102,9 +104,42 @@ def engines_made(lines: dict[str, list[dict]], results: Path = engines.RESULTS, 
     few = f" (of {', '.join(short)}: {min(short.values())})" if short else ""
     return (
         f"{model or origin['model']}, {origin['new_tokens']} new tokens of {chats} chats{few}, greedy, medians. "
-        f"{origin['device']}, torch {origin['torch']}, commit {origin['commit'][:9]}, {origin['date']}. "
+        f"{origin['device']}, torch {origin['torch']}, commit {short_commit(origin['commit'])}, {origin['date']}. "
         f"Every run is in `{results}`."
     )
+
+
+def llama_heads() -> str:
+    """What an exported head drafts in llama.cpp and here."""
+    results = engines.RESULTS.with_name("engines_heads.jsonl")
+    lines = read(ROOT / results)
+    return f"{engine_tables.heads(lines)}\n\n{engines_made(lines, results)}"
+
+
+def beside_others() -> dict[str, str]:
+    """What docs/comparison.md says in numbers, by the names of its markers."""
+    from foredraft.drafters import METHODS
+
+    lines = read(ROOT / engines.RESULTS)
+    xeon, gained = read(ROOT / engines.RESULTS.with_name("engines_xeon.jsonl")), real_model.gain
+    start, memory = engine_tables.beside_llama(lines)
+    shapes = engine_tables.shape_ratios(read(ROOT / engines.SHAPE_RESULTS))
+    float32 = "foredraft float32 plain", "transformers float32 plain"
+    plain = [engine_tables.compared(engine_tables.by_arm(each), 1, *float32).ratio for each in (lines, xeon)]
+    hybrid = real_model.RESULTS.with_name("hybrid.jsonl")
+    fast = hybrid.with_name("hybrid_xeon.jsonl")
+    shown = "foredraft Q4_0", "transformers float32", "llama.cpp Q4_0", "openvino Q4_1"
+    return {
+        "drafters": str(len(METHODS) - 1),
+        "start": start,
+        "memory": memory,
+        "measured": lines["provenance"][0]["date"],
+        "shapes": f"{min(shapes):.2f} to {max(shapes):.2f}",
+        "float32": f"{plain[0]:.2f} times transformers' speed on an AMD EPYC and {plain[1]:.2f} on an Intel Xeon",
+        "gains": f"{gained(hybrid, 0):.2f} greedy and {gained(hybrid, 1):.2f} at temperature 1",
+        "gains xeon": f"{gained(fast, 0):.2f} and {gained(fast, 1):.2f}",
+        **{f"rates {engine}": engine_tables.rates_by_task(lines, engine) for engine in shown},
+    }
 
 
 def policy(cells: Sequence[policy_tables.Cell], facts: str) -> str:
@@ -131,6 +166,11 @@ def pages() -> dict[Path, str]:
     before = read(ROOT / other)
     parts = [engine_tables.sentence, engine_tables.long_prompts, engine_tables.users]
     every["engines xeon"] = "\n\n".join([*(part(before) for part in parts), engines_made(before, other)])
+    larger = engines.RESULTS.with_name("engines_coder.jsonl")
+    if (ROOT / larger).exists():
+        pair = read(ROOT / larger)
+        parts = [engine_tables.by_kind, engine_tables.users, engine_tables.tables]
+        every["engines coder"] = "\n\n".join([*(part(pair) for part in parts), engines_made(pair, larger, "coder")])
     if (ROOT / engines.SHAPE_RESULTS).exists():
         shapes = read(ROOT / engines.SHAPE_RESULTS)
         every["shapes"] = (
@@ -154,6 +194,9 @@ def pages() -> dict[Path, str]:
             "speed": speed_tables.markdown(read(speed_tables.RESULTS)),
         },
         "docs/theory.md": {"chains": chains.table()},
+        "docs/comparison.md": beside_others(),
+        "docs/guides/export.md": {"llama heads": llama_heads()},
+        "docs/models.md": {"kernel": gpu_tables.kernel_in_short()},
         "docs/support.md": {"support": support.table()},
         "docs/performance.md": {"step": step.table(), "gpu": gpu_tables.table()},
         "docs/schedules.md": {"stopping": stopping.table()},

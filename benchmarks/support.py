@@ -21,6 +21,8 @@ from typing import Any
 
 from reading import markdown_table
 
+from foredraft.files.provenance import short_commit
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = Path("benchmarks/results/support.jsonl")
 TESTS = ("tests/core", "tests/test_hf_generate.py")
@@ -78,7 +80,7 @@ def table() -> str:
         runs[run.get("python", ""), run.get("torch", ""), run.get("transformers", "")] = run
     for versions, run in sorted(runs.items()):
         shown = [_shown(run.get(step), step == "tests") for step in ("demo", "native engine", "tests")]
-        lines.append([*versions, *shown, f"{run['date']}, {run['commit'][:9]}"])
+        lines.append([*versions, *shown, f"{run['date']}, {short_commit(run['commit'])}"])
     return "\n".join(markdown_table(head, lines, words=range(len(head))))
 
 

@@ -36,8 +36,8 @@ from foredraft.core.drafter import Drafter, Plan, Rewindable, StepOut, View
 from foredraft.core.rng import Noise, RandomStream
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.sampling.warp import Warp
-from foredraft.drafters.common.build_context import NestedDrafter
 from foredraft.drafters.common.wrapper import DrafterWrapper
+from foredraft.drafters.context import NestedDrafter
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
 from foredraft.drafters.none import NoDrafter
 from foredraft.drafters.partial import Options as PartialOptions, Partial

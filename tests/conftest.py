@@ -1,5 +1,6 @@
 import gc
 import importlib
+import logging
 import os
 import warnings
 from collections.abc import Callable, Iterator
@@ -31,6 +32,12 @@ def pytest_unconfigure() -> None:
 
 
 @pytest.fixture(autouse=True)
+def nothing_compared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No model was compared before: what another test has remembered is not known to this one."""
+    monkeypatch.setattr("foredraft.model.native.probe_cache.folder", lambda: tmp_path / "compared")
+
+
+@pytest.fixture(autouse=True)
 def quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """No warnings that other programs, such as other tests, keep the cores busy."""
     if hasattr(os, "getloadavg"):
@@ -43,6 +50,17 @@ def fixed_seed() -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         yield
+
+
+@pytest.fixture(autouse=True)
+def logs_of_its_own() -> Iterator[None]:
+    """A test that starts a server in its process leaves no handler to the tests after it."""
+    loggers = [logging.getLogger(name) for name in ("foredraft", "uvicorn", "asyncio")]
+    before = [(list(each.handlers), each.level, each.propagate) for each in loggers]
+    yield
+    for logger, (handlers, level, propagate) in zip(loggers, before, strict=True):
+        logger.handlers[:], logger.propagate = handlers, propagate
+        logger.setLevel(level)
 
 
 @pytest.fixture

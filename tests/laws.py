@@ -31,7 +31,7 @@ from foredraft.engine.generator import Generator
 from foredraft.engine.policy import Constant
 from foredraft.model.hf.causal_lm import CausalLM
 from foredraft.model.kv import cache, masks
-from foredraft.model.recording.replay import EAGER, Replay
+from foredraft.model.recording.recorder import Recorder
 from foredraft.model.text.tokenizer import Tokenizer
 
 VOCAB = 5
@@ -141,16 +141,16 @@ def third() -> CausalLM:
 
 
 def generator(
-    name: str, rule: str | None = None, tokenizer: Tokenizer | None = None, replay: Replay = EAGER
+    name: str, rule: str | None = None, tokenizer: Tokenizer | None = None, recorder: Recorder | None = None
 ) -> Generator:
     target, draft = pair()
     full = target.new_cache()
     models = {"draft": draft, "third": third()}
     draws = rule is not None and RULES[rule].draws
-    proposer = specs.build(SPECS[name], target, models, NETS, cache=full, replay=replay, draws=draws)
+    proposer = specs.build(SPECS[name], target, models, NETS, cache=full, draws=draws)
     target.tap(proposer.needs.hidden_layers)
     policy = Constant(proposer.needs.longest, confidence=0.4 if name == "unsure chain" else 0.0)
-    options = {"rule": rule, "max_rows": ROWS, "cache": full, "replay": replay}
+    options = {"rule": rule, "max_rows": ROWS, "cache": full, "recorder": recorder}
     return tiny.generator(target, proposer, policy, tokenizer=tokenizer, **options)
 
 

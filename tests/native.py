@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from foredraft.model.native.build import compiler
 from foredraft.model.native.decoder import pack_decoder, source_of
 from foredraft.model.native.model import NativeLM
+from foredraft.model.native.outline import Outline
 from foredraft.model.native.weights import PRECISIONS
 from tiny import build
 
@@ -17,7 +18,9 @@ needs_compiler = pytest.mark.skipif(compiler() is None, reason="needs a C compil
 
 def on_native(model: PreTrainedModel, weights: str, kv_cache_dtype: str = "float16") -> NativeLM:
     """A model on the engine; weights may be float32, too."""
-    return NativeLM(pack_decoder(model, source_of(model), PRECISIONS[weights]), model, kv_cache_dtype=kv_cache_dtype)
+    outline = Outline.of(model)
+    decoder = pack_decoder(outline, source_of(model), PRECISIONS[weights])
+    return NativeLM(decoder, outline, kv_cache_dtype=kv_cache_dtype)
 
 
 @functools.cache

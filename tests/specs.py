@@ -8,10 +8,9 @@ from dialects import strangers
 from foredraft.compose.spec import Spec, build_function
 from foredraft.core.draft import Law
 from foredraft.core.drafter import Drafter, Rewindable
-from foredraft.drafters.common.build_context import BuildContext, BuiltDrafter, DraftModelFiles, NestedDrafter
+from foredraft.drafters.context import BuildContext, BuiltDrafter, DraftModelFiles, NestedDrafter
 from foredraft.model.hf.causal_lm import CausalLM
 from foredraft.model.kv.cache import SlotCache
-from foredraft.model.recording.replay import EAGER, Replay
 
 Heads = Mapping[str, Callable[[CausalLM], Any]]
 
@@ -23,7 +22,6 @@ def build(
     heads: Heads | None = None,
     *,
     cache: SlotCache | None = None,
-    replay: Replay = EAGER,
     draws: bool = False,
 ) -> Drafter:
     """The drafter of a spec such as ``cascade:draft+[eagle3:head,nodes=4]``.
@@ -36,7 +34,7 @@ def build(
     """
     own, models = strangers(target.vocab_size)[0], {"target": target, **(models or {})}
     cache = cache or target.new_cache()
-    context = InMemory("", "", None, target, cache, own, target.vocab_size, replay, models, heads or {}, draws)
+    context = InMemory("", "", None, target, cache, own, target.vocab_size, models, heads or {}, draws)
     return context.drafter(spec).drafter
 
 
@@ -58,7 +56,9 @@ class InMemory(BuildContext):
     def names_head(self) -> bool:
         return self.path in self.heads
 
-    def head(self, rope_theta: float | None = None, taps: tuple[int, ...] | None = None) -> Any:
+    def head(
+        self, rope_theta: float | None = None, taps: tuple[int, ...] | None = None, norm_output: bool | None = None
+    ) -> Any:
         return self.heads[self.path](self.target)
 
     def drafter(self, spec: str, target: CausalLM | None = None, cache: SlotCache | None = None) -> BuiltDrafter:

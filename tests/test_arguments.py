@@ -1,5 +1,6 @@
 """Targets, drafters and tokenizers by every name and object that users have for them."""
 
+import copy
 import inspect
 from collections.abc import Iterator
 from dataclasses import fields, replace
@@ -14,16 +15,18 @@ from transformers import PreTrainedModel
 import foredraft
 import gguf_files
 import tiny
-from foredraft.cli.choices import MODEL
-from foredraft.compose.arguments import as_spec, drafting_spec
+from foredraft.cli.choices import ASKED_MODEL, MODEL
+from foredraft.compose.arguments import as_spec, drafting_spec, settled
 from foredraft.compose.options import LoadOptions, SharedOptions
 from foredraft.compose.spec import Spec
 from foredraft.core.errors import DrafterError, ModelError, OptionError, UsageError
 from foredraft.core.options import describe_options
-from foredraft.drafters import BUNDLED_DRAFTS, METHODS, bundled_drafts
+from foredraft.drafters import BUNDLED_CONTENTS, BUNDLED_DRAFTS, METHODS, bundled_drafts
 from foredraft.heads.formats import inspect_head
 from foredraft.heads.formats.tuned import Tuned, write_tuned
+from foredraft.model.hf.contents import contents_of
 from foredraft.model.loading.bundled import resolve
+from foredraft.model.loading.contents import contents_of_files
 from foredraft.model.loading.load import unwrapped
 from foredraft.model.loading.placement import as_device
 from foredraft.model.loading.tokenizers import as_tokenizer
@@ -33,7 +36,7 @@ PROMPT = tiny.prompts((9,))[0]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.save(tmp_path_factory.mktemp("model, a draft"), "~", seed=5)  # no spec could name this folder
+    return tiny.save(tmp_path_factory.mktemp("model, a draft"), "~", seed=5)
 
 
 @pytest.fixture(scope="module")
@@ -102,17 +105,49 @@ def test_a_bundled_head_is_found_by_the_name_of_its_target(tmp_path: Path):
         assert isinstance(spec, Spec) and (spec.name, spec.path) == ("prompt_lookup", None)
 
 
-def test_a_loaded_model_gets_the_drafter_that_its_folder_or_file_gets(tmp_path: Path):
-    model = tiny.build(intermediate_size=64)
-    folder = tmp_path / next(name for name in BUNDLED_DRAFTS if name != "sample")
+def test_a_bundled_head_is_found_by_the_contents_of_its_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """Renamed, quantised or loaded: the head fits; another model of the same name has none."""
+    known = next(name for name in BUNDLED_DRAFTS if name != "sample")
+    model, other = tiny.build(intermediate_size=64), tiny.build(intermediate_size=64, seed=8)
+    contents, others = contents_of(model), contents_of(other)
+    assert contents is not None and others not in (contents, None)
+    assert contents_of(copy.deepcopy(model).bfloat16()) == contents, "whatever the precision"
+    monkeypatch.setitem(BUNDLED_CONTENTS, contents, known)
+    folder, file, named = tmp_path / "renamed", tmp_path / "renamed.bin", tmp_path / known
     model.save_pretrained(folder)
-    file = tmp_path / f"{folder.name}.Q8_0.gguf"
     gguf_files.writer().write(file, model, kind="Q8_0")
-    foredraft.quantize(folder, tmp_path / "int4" / folder.name, "int4")
-    for source in (folder, tmp_path / "int4" / folder.name, file):
-        with foredraft.load(source, "none") as plain:
-            found = [as_spec(each, "auto") for each in (str(source), plain.engine.target)]
-            assert [isinstance(each, Spec) and each.name for each in found] == ["hybrid"] * 2, source
+    foredraft.quantize(folder, tmp_path / "int4", "int4")
+    other.save_pretrained(named)
+    found = {}
+    for source in (folder, file, tmp_path / "int4", named):
+        kinds = {"from files": contents_of_files(str(source))}
+        for weights in (None, "int8") if source in (folder, named) else (None,):
+            with foredraft.load(source, "none", weights=weights) as plain:
+                spec = settled(str(source), plain.engine.target, "auto", as_spec(str(source), "auto"))
+                assert isinstance(spec, Spec)
+                found[source.name, weights] = spec.name
+                kinds[str(weights)] = plain.engine.target.contents()
+        assert set(kinds.values()) == {others if source == named else contents}, source
+    wanted = {("renamed", None), ("renamed", "int8"), ("renamed.bin", None), ("int4", None)}
+    assert found == {**dict.fromkeys(wanted, "hybrid"), **{(known, w): "prompt_lookup" for w in (None, "int8")}}
+    assert f"{known} has other weights than the model of this name" in caplog.text
+    spec = as_spec(model, "eagle3")
+    assert isinstance(spec, Spec) and spec.path == BUNDLED_DRAFTS[known]["eagle3"], "a model that is loaded already"
+
+
+def test_the_contents_of_the_bundled_target():
+    wanted = next(contents for contents, name in BUNDLED_CONTENTS.items() if name == "sample")
+    assert contents_of_files("sample") == wanted
+    for weights in (None, "int4"):
+        with foredraft.load("sample", weights=weights) as g:
+            assert g.engine.target.contents() == wanted and g.kind.method == "hybrid"
+
+
+@pytest.mark.parametrize("name", ["nowhere", "some/hub-name", "nowhere.gguf"])
+def test_contents_of_what_is_not_here_are_unknown(name: str):
+    assert contents_of_files(name) is None
 
 
 def test_the_bundled_head_fits_its_target():
@@ -166,6 +201,21 @@ def test_a_generator_brings_its_tokenizer_along(folder: Path):
 def test_no_target(target: Any):
     with pytest.raises(ModelError, match="a folder, a hub name or a transformers model, not a"):
         foredraft.load(target)
+
+
+@pytest.mark.parametrize("weights", [None, "int8"])
+def test_a_context_that_is_shorter_than_the_models(folder: Path, weights: str | None):
+    with foredraft.load(str(folder), "prompt_lookup", device="cpu", weights=weights, max_model_len=24) as g:
+        result = g.generate(tiny.prompts((9,))[0], max_new_tokens=50, eos_token_id=())
+        assert len(result.tokens) == 24 - 9 and result.finish_reason == "length"
+        with pytest.raises(UsageError, match="context of 24"):
+            g.generate(tiny.prompts((24,))[0])
+        for source in (g, g.engine.target.model) if weights is None else (g,):
+            with pytest.raises(OptionError, match="loaded already, with its context: leave max_model_len out"):
+                foredraft.load(source, "none", max_model_len=20)
+        assert g.engine.target.max_length == 24
+    with pytest.raises(OptionError, match="max_model_len is 9999; the model's context is [0-9]+ tokens"):
+        foredraft.load(str(folder), "none", device="cpu", weights=weights, max_model_len=9999)
 
 
 def test_what_a_loaded_model_cannot_become(plain: foredraft.Generator):
@@ -301,6 +351,26 @@ def test_options_stand_beside_a_model_or_a_path(folder: Path, plain: foredraft.G
         assert result.tokens == wanted and len(result.stats.drafted_by_depth) == 2
 
 
+def test_a_path_may_have_commas(folder: Path, tmp_path: Path):
+    """As it is if it exists, and in brackets."""
+    inner = Spec.parse("draft_model,num_assistant_tokens=3")
+    for text in (str(folder), f"[{folder}]"):
+        assert as_spec("elsewhere", f"draft_model:{text},num_assistant_tokens=3") == replace(inner, path=str(folder))
+        assert Spec.parse(f"hybrid:[draft_model:{text},num_assistant_tokens=3]").drafting.path == str(folder)
+    odd = tmp_path / "a,b=c,d"
+    odd.mkdir()
+    assert Spec.parse(f"eagle3:{odd},depth=2").path == str(odd)
+    assert Spec.parse("eagle3:[no/such,folder],depth=2").path == "no/such,folder"
+    named = tmp_path / "[brackets]"
+    named.mkdir()
+    assert Spec.parse(f"eagle3:{named}").path == str(named)
+    assert Spec.parse("specinfer:[a,b]+[c,d]").path == "[a,b]+[c,d]"
+    with pytest.raises(OptionError, match="The option 'folder' is not of the form option=value"):
+        Spec.parse("eagle3:no/such,folder")
+    with foredraft.load(tiny.build(), f"draft_model:{folder},num_assistant_tokens_schedule=constant") as g:
+        assert g.generate(PROMPT, max_new_tokens=4).stats.drafted > 0
+
+
 def test_a_path_says_what_is_there(folder: Path, tmp_path: Path):
     assert as_spec("elsewhere", folder) == replace(Spec.parse("draft_model"), path=str(folder))
     for bundled, name in (("sample-eagle3", "eagle3"), ("sample-eagle", "eagle2"), ("sample-medusa", "medusa")):
@@ -370,8 +440,9 @@ def test_all_interfaces_have_the_same_options():
         assert found == options and all(f"    {name}: " in (call.__doc__ or "") for name in options)
     shared = inspect.signature(foredraft.speculative).parameters
     assert {each.name for each in fields(SharedOptions)} <= set(shared) and shared["fast"].default is False
-    flags = {parameter.name: parameter.default for parameter in MODEL.parameters()}
-    assert flags.keys() - options.keys() == {"model", "drafter", "model_option", "draft_option"}
+    flags = {parameter.name: parameter.default for parameter in ASKED_MODEL.parameters()}
+    assert flags.keys() - {each.name for each in MODEL.parameters()} == {"generation_config"}
+    assert flags.keys() - options.keys() == {"model", "drafter", "threads", "model_option", "draft_option"}
     assert options.keys() - flags.keys() == {"tokenizer", "fast", "prefix_cache", "model_options", "draft_options"}
     assert all(flags[name] == options[name] for name in flags.keys() & options.keys())
     assert all(each.meaning for each in describe_options(LoadOptions))

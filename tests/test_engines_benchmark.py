@@ -19,6 +19,7 @@ def test_two_engines_in_turns(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ):
+    monkeypatch.setattr(script("peers.llama_cpp"), "programs", lambda: None)
     out = tmp_path / "engines.jsonl"
     words = ["engines.py", "--model", str(MODEL), "--prompt-files", str(tmp_path / "none"), "--out", str(out)]
     words += ["--tokens", "6", "--prompts", "1", "--scored", "40", "--only", "* float32 plain @1"]
@@ -35,7 +36,7 @@ def test_two_engines_in_turns(
     ours, theirs = (next(line for line in lines["quality"] if line["arm"].startswith(name)) for name in ("f", "t"))
     assert ours["kl"] < 1e-6 and ours["perplexity"] == pytest.approx(theirs["perplexity"], rel=1e-4)
     told = capsys.readouterr().out
-    assert "Skipped llama.cpp: install" in told and "Skipped OpenVINO" in told
+    assert "Skipped llama.cpp: build it" in told and "Skipped OpenVINO" in told
     assert told.count("| foredraft float32 plain | 1 |") == 2
     words += ["transformers float32 *", "*float32 default @1", "--few", "* default @1", "--prompts", "2"]
     monkeypatch.setattr(sys, "argv", [*words, "--assistant", str(MODEL)])
@@ -48,6 +49,8 @@ def test_two_engines_in_turns(
     for mode in ("lookup", "assisted"):
         theirs = added[f"transformers float32 {mode}", "edit", 0]
         assert theirs["output"] == ours_of["edit"] and 1 <= theirs["first_tokens"] <= 6
+    assert 0 < added["transformers float32 assisted", "edit", 0]["accepted"] < 6, "its own draft model"
+    assert all(("accepted" in run) == ("plain" not in run["arm"]) for run in lines["run"])
 
 
 def test_defaults_against_the_best_mode_of_each_peer(script: Callable[[str], ModuleType]):
@@ -62,7 +65,8 @@ def test_defaults_against_the_best_mode_of_each_peer(script: Callable[[str], Mod
     for arm, own in speeds.items():
         for number, speed in enumerate(own):
             run = {"arm": arm, "threads": 1, "task": "ab"[number == 2], "prompt": number, "output": [0] * 11}
-            runs.append({**run, "prompt_tokens": 5, "first_tokens": 1, "first_seconds": 1, "seconds": 1 + 10 / speed})
+            run |= {"prompt_tokens": 5, "first_tokens": 1, "first_seconds": 1, "seconds": 1 + 10 / speed}
+            runs.append({**run, "accepted": number} if arm.endswith("lookup") else run)
     mine, peer, plain = tables.comparisons({"run": runs})
     assert (mine.theirs, peer.theirs) == ("foredraft Q4_0 plain", "llama.cpp Q4_0 lookup")
     assert mine.ratios == pytest.approx([2, 1.5, 0.75]) and mine.slower == pytest.approx({"b": 0.75})
@@ -71,6 +75,35 @@ def test_defaults_against_the_best_mode_of_each_peer(script: Callable[[str], Mod
     assert tables.users({"run": runs}).splitlines()[2] == (
         "| foredraft Q4_0 default | foredraft Q4_0 plain | 1 | 1.50 (0.75 to 2.00) | b (0.75) |"
     )
+    assert tables.left_out({"run": runs}) == []
+
+
+@pytest.mark.parametrize("said", [{}, {"accepted": 0}])
+def test_an_arm_that_never_drafted_is_left_out(script: Callable[[str], ModuleType], said: dict[str, int]):
+    """llama.cpp's look-ups did not get the prompt, and their times were shown as those of drafts."""
+    tables = script("engine_tables")
+    runs = []
+    for arm, speed in {
+        "foredraft Q4_0 default": 300,
+        "llama.cpp Q4_0 plain": 100,
+        "llama.cpp Q4_0 lookup": 200,
+    }.items():
+        for number in (0, 1):
+            run = {"arm": arm, "threads": 1, "task": "a", "prompt": number, "output": [0] * 11, "first_seconds": 1}
+            run |= {"prompt_tokens": 5, "first_tokens": 1, "seconds": 1 + 10 / speed}
+            runs.append(run | said if arm.endswith("lookup") else run)
+    (peer,) = tables.comparisons({"run": runs})
+    assert peer.theirs == "llama.cpp Q4_0 plain" and peer.ratio == pytest.approx(3)
+    sentence = tables.sentence({"run": runs})
+    assert sentence.endswith(
+        "Left out since no drafted token was accepted (its look-ups were not given the prompt), llama.cpp in Q4_0 "
+        "lookup; it is compared without drafts."
+    )
+    shown = [tables.users({"run": runs}), tables.tables({"run": runs}), tables.in_short({"run": runs})]
+    assert not any("lookup" in each for each in shown)
+    runs[-1]["accepted"] = 3
+    assert [each.theirs for each in tables.comparisons({"run": runs})] == ["llama.cpp Q4_0 lookup"]
+    assert "Left out" not in tables.sentence({"run": runs})
 
 
 def test_a_shape_with_random_weights(

@@ -4,6 +4,7 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 
 import foredraft
 import tiny
+from foredraft.bench.contract import CONTRACT
 from foredraft.cli import main
 from foredraft.cli.methods import described
 from foredraft.core.draft import Draft, Law
@@ -42,7 +44,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     assert "bigram" not in METHODS, "the entry points of this machine are read before a test adds some"
     (point,) = re.findall(r'^(bigram) = "(bigram:METHOD)"$', TOML[0], re.MULTILINE)
-    install(folder, "foredraft_bigram", " = ".join(point), bigram=CODE[0])
+    points = f"{' = '.join(point)}\nrecycling = recycling:METHOD"
+    assert 'recycling = "recycling:METHOD"' in TOML[0]
+    install(folder, "foredraft_bigram", points, bigram=CODE[0], recycling=CODE[1], test_drafters=CODE[2])
     return folder
 
 
@@ -88,6 +92,48 @@ def test_its_options_are_explained(site: Path, monkeypatch: pytest.MonkeyPatch, 
     assert "num_assistant_tokens_schedule" in shown
 
 
+def test_the_tree_is_learned_from_the_logits(site: Path, monkeypatch: pytest.MonkeyPatch):
+    """Against the same by hand: the candidates after each token that the target has seen, in a full tree."""
+    monkeypatch.syspath_prepend(str(site))
+    import recycling  # type: ignore[import-not-found]
+
+    prompt = "one two three one two three one two three one two"
+    with foredraft.load("sample", "none") as plain:
+        vocab_size = plain.engine.target.vocab_size
+        expected = plain.generate(prompt, max_new_tokens=30).tokens
+    with foredraft.load("sample", recycling.Recycling(recycling.Options(), vocab_size)) as g:
+        drafter, learned, trees = g.engine.drafter, {}, []
+        propose, commit = drafter.propose, drafter.commit
+
+        def checked(view: View, plan: Plan) -> Draft:
+            draft = propose(view, plan)
+            tokens, parents = draft.tree.tokens[0].tolist(), draft.tree.parents[0].tolist()
+            for node, parent in enumerate(parents):
+                rank = [each for each, above in enumerate(parents) if above == parent].index(node)
+                assert parent < 0 or tokens[node] == learned.get(tokens[parent], [0, 0, 0])[rank]
+            trees.append(len(tokens))
+            return draft
+
+        def noted(view: View, draft: Draft, verdict: Any, out: Any) -> None:
+            commit(view, draft, verdict, out)
+            for node, token in enumerate(draft.tree.tokens[0].tolist()):
+                if draft.tree.valid[0, node]:
+                    learned[token] = out.logits[0, node].topk(3).indices.tolist()
+
+        monkeypatch.setattr(drafter, "propose", checked)
+        monkeypatch.setattr(drafter, "commit", noted)
+        result = g.generate(prompt, max_new_tokens=30)
+    assert result.tokens == expected and max(trees) == 13
+    assert result.stats.acceptance_length > 1.3
+
+
+@pytest.mark.slow
+def test_its_tests_pass(site: Path):
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_drafters.py"]
+    done = subprocess.run(command, env=environment(site), cwd=site, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0 and "10 passed" in done.stdout, done.stdout + done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS[1:], ids=lambda command: command.split()[1])
 def test_each_command_of_the_page(site: Path, tmp_path: Path, command: str):
@@ -106,7 +152,7 @@ def test_a_broken_package_is_one_sentence_and_hides_nothing(tmp_path: Path, monk
     assert {"broken", "odd"} <= set(methods) and set(methods.usable()) == set(METHODS.usable())
     assert methods["none"] is METHODS["none"], "a package cannot replace one of foredraft's own"
     assert len(methods) == len(list(methods)) and "broken" in methods
-    monkeypatch.setattr("foredraft.drafters.METHODS", methods)
+    monkeypatch.setattr("foredraft.cli.methods.METHODS", methods)
     with pytest.raises(DrafterError, match="The drafter broken .* cannot be imported"):
         described("broken")
     assert [each["name"] for each in described()] == list(methods.usable())
@@ -173,3 +219,75 @@ def test_a_build_that_throws_is_one_sentence(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(METHODS, "_entry_points", Methods()._entry_points)
     with pytest.raises(DrafterError, match="build of throwing failed with ZeroDivisionError"):
         foredraft.load("sample", "throwing")
+
+
+class Broken(Drafter):
+    """Drafts chains of tokens 7, 8, 9; breaks one rule."""
+
+    def __init__(self, rule: str = "") -> None:
+        self.needs = Needs(max_nodes=3)
+        self.rule, self.began, self.calls = rule, 0, 0
+
+    def admit(self, row: int, prompt: Any, hidden: Any) -> None:
+        self.began += 1
+
+    def propose(self, view: View, plan: Plan) -> Draft:
+        self.calls += 1
+        count = 5 if self.rule == "nodes" else min(3, plan.length + (self.rule == "plan"))
+        first = 7 + (self.began > 4 and self.rule == "no_trace") + (self.calls if self.rule == "calls" else 0)
+        drafted = torch.arange(first, first + count).expand(len(view.rows), -1) % 300
+        roots = view.roots + (self.rule == "root")
+        lengths = torch.tensor(
+            [1 + (length if self.rule not in ("nodes", "plan") else count) for length in plan.lengths]
+        )
+        tree = TokenTree.chain(torch.cat([roots[:, None], drafted], 1), lengths.clamp(max=1 + count))
+        return Draft(tree, Law.FIXED)
+
+
+RULES = {
+    "no_trace": ("no_trace", "Drafts depend on rows that have ended"),
+    "plan": ("as_planned", "was drafted where"),
+    "nodes": ("as_planned", "needs.max_nodes is 3"),
+    "calls": ("as_planned", "two drafts for one view"),
+    "root": ("as_planned", "Node 0"),
+}
+
+
+@pytest.mark.parametrize("broken", RULES)
+def test_the_contract_sees_what_breaks_it(broken: str):
+    rule, sentence = RULES[broken]
+    with (
+        foredraft.load("sample", Broken(broken)) as g,
+        pytest.raises(AssertionError, match=sentence),
+    ):
+        CONTRACT[rule](g)
+
+
+def test_a_lossy_rule_changes_the_text():
+    with foredraft.load("sample", "eagle3", verifier="typical,epsilon=0.01") as g:
+        with pytest.raises(AssertionError, match="not plain decoding's"):
+            CONTRACT["same_text"](g)
+
+
+@pytest.mark.parametrize("honest", [True, False])
+def test_the_contract_sees_a_law_that_is_not_that_of_the_draws(honest: bool, monkeypatch: pytest.MonkeyPatch):
+    with foredraft.load("sample", "eagle3,nodes=4,depth=2", verifier="recursive") as g:
+        drafter, propose = g.engine.drafter, g.engine.drafter.propose
+
+        def flattened(view: View, plan: Plan) -> Draft:
+            draft = propose(view, plan)
+            return draft if draft.q is None else replace(draft, q=0.05 * draft.q + 0.95 / draft.q.shape[-1])
+
+        if honest:
+            return CONTRACT["same_law"](g)
+        monkeypatch.setattr(drafter, "propose", flattened)
+        with pytest.raises(AssertionError, match="do not follow the target's law"):
+            CONTRACT["same_law"](g)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", CONTRACT)
+def test_the_contract_holds(rule: str):
+    for drafter in (Broken(), "eagle3", "hybrid:[eagle3]"):
+        with foredraft.load("sample", drafter) as g:
+            CONTRACT[rule](g)

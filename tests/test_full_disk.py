@@ -11,8 +11,8 @@ import random_heads
 import tiny
 from foredraft.bench.measure.records import OutputRecord, Run
 from foredraft.bench.measure.spec_bench import write_answers
-from foredraft.core.errors import UsageError
-from foredraft.files.write import atomic_folder
+from foredraft.core.errors import OptionError, UsageError
+from foredraft.files.write import atomic_folder, partial_name
 from foredraft.heads.formats import save_head
 from foredraft.model.hf.causal_lm import CausalLM
 from foredraft.model.loading.load import load_model
@@ -77,24 +77,26 @@ def test_a_folder_that_is_left_by_an_interrupt(tmp_path: Path):
     assert contents(tmp_path) == {"folder/texts/a": b"old"} and not list(tmp_path.rglob("*partial*"))
 
 
-@pytest.mark.parametrize("whole", [False, True])
-def test_a_folder_takes_the_files_and_keeps_others_or_none(tmp_path: Path, whole: bool):
+def test_a_folder_takes_the_files_in_place_of_its_own_and_keeps_others(tmp_path: Path):
     old = tmp_path / "folder"
-    (old / "texts").mkdir(parents=True)
-    (old / "kept").mkdir()
-    for name in ("texts/a", "kept/b", "config.json", "readme"):
+    for name in ("texts", "kept", "stale", partial_name("folder")):  # the last one of a process that was killed
+        (old / name).mkdir(parents=True)
+    for name in ("texts/a", "kept/b", "stale/c", "config.json", "readme", f"{partial_name('folder')}/half"):
         (old / name).write_text("old")
-    (old / ".partial").mkdir()  # of a process that was killed
-    (old / ".partial" / "half").write_text("half")
-    with atomic_folder(old, whole=whole) as partial:
+    with atomic_folder(old, owned={"texts", "stale", "config.json", "../readme"}) as partial:
         (partial / "texts").mkdir()
         for name in ("texts/c", "config.json"):
             (partial / name).write_text("new")
-    kept = {} if whole else {"kept/b": b"old", "readme": b"old"}
-    assert contents(tmp_path) == {f"folder/{name}": text for name, text in kept.items()} | {
-        "folder/texts/c": b"new",
-        "folder/config.json": b"new",
-    }
+    assert contents(old) == {"texts/c": b"new", "config.json": b"new", "kept/b": b"old", "readme": b"old"}
+
+
+def test_no_file_is_replaced_that_is_not_owned(tmp_path: Path):
+    for name in ("a", "b"):
+        (tmp_path / name).write_text("old")
+    with pytest.raises(OptionError, match="b was not written by this command"), atomic_folder(tmp_path, {"a"}) as part:
+        for name in ("a", "b"):
+            (part / name).write_text("new")
+    assert contents(tmp_path) == {"a": b"old", "b": b"old"}
 
 
 def test_the_config_comes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

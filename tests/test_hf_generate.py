@@ -1,13 +1,16 @@
 """``custom_generate=foredraft.speculative(...)`` on a plain transformers model: what transformers says, no traces."""
 
 import gc
+import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+import xgrammar
 from transformers import AutoModelForCausalLM, AutoTokenizer, LogitsProcessorList, StoppingCriteriaList, pipeline
 from transformers.utils import logging
+from xgrammar.contrib.hf import LogitsProcessor as XGrammarProcessor
 
 import foredraft
 from foredraft.model.loading.bundled import resolve
@@ -102,3 +105,18 @@ def test_dictionary_output_and_pipeline(model: Any, tokenizer: Any, batch: Any):
     assert torch.equal(found.sequences, wanted)
     pipe = pipeline("text-generation", model=model, tokenizer=tokenizer)
     assert pipe(TEXTS[0], **options, custom_generate=custom) == pipe(TEXTS[0], **options)
+
+
+def test_the_processor_of_xgrammar_writes_what_it_writes_without_drafts(model: Any, tokenizer: Any):
+    """It keeps a matcher for each row, and advances it in every call."""
+    info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=model.config.vocab_size, stop_token_ids=[0, 5])
+    schema = {"type": "object", "properties": {"age": {"type": "integer", "maximum": 99}}, "required": ["age"]}
+    grammar = xgrammar.GrammarCompiler(info).compile_json_schema(json.dumps(schema))
+    inputs = tokenizer(["Anna is 31. As JSON: ", "In JSON, Bob is: "], return_tensors="pt", padding=True)
+    options = {"max_new_tokens": 24, "do_sample": False}
+    wanted = model.generate(**inputs, **options, logits_processor=[XGrammarProcessor(grammar)])
+    spec = foredraft.speculative(DRAFT)
+    found = model.generate(**inputs, **options, logits_processor=[XGrammarProcessor(grammar)], custom_generate=spec)
+    assert torch.equal(found, wanted) and spec.stats.accepted > 0
+    start = inputs["input_ids"].shape[1]
+    assert all(text.startswith("{") for text in tokenizer.batch_decode(found[:, start:], skip_special_tokens=True))

@@ -13,6 +13,7 @@ from transformers import (
     SynthIDTextWatermarkingConfig,
     TextIteratorStreamer,
     TextStreamer,
+    UnbatchedClassifierFreeGuidanceLogitsProcessor,
     WatermarkingConfig,
 )
 from transformers.generation.streamers import BaseStreamer
@@ -153,6 +154,7 @@ def test_inputs_are_a_tensor(inputs: dict[str, Any], spec: Any, model: Any):
 
 
 SYNTHID = SynthIDTextWatermarkingConfig(keys=[1, 2], ngram_len=2)
+GUIDANCE = UnbatchedClassifierFreeGuidanceLogitsProcessor(1.5, tiny.build())
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "beams": ({"num_beams": 2}, "num_beams=2 .*load\\(model\\).beam_search"),
     "forced words": ({"force_words_ids": [[3]]}, "force_words_ids"),
@@ -169,7 +171,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "lossy": ({"assistant_ensemble_weight": 0.5}, "assistant_ensemble_weight=0.5"),
     "scores": ({"output_scores": True, "return_dict_in_generate": True}, "output_scores=True .*only the sequences"),
     "states": ({"output_hidden_states": True}, "output_hidden_states=True .*only the sequences"),
-    "synthid": ({"watermarking_config": SYNTHID}, "SynthID.*earlier calls"),
+    "guidance by hand": ({"logits_processor": [GUIDANCE]}, "classifier-free guidance runs the model"),
     "positions": ({"position_ids": torch.tensor([[3, 4, 5]])}, "positions are counted from the first token"),
     "assistant": ({"assistant_model": tiny.build(seed=5)}, "assistant_model .*pass it to speculative as the drafter"),
     "processes": ({"synced_gpus": True}, "synced_gpus .*accept the same tokens"),
@@ -228,6 +230,7 @@ def test_processors_that_ask_for_the_row_and_limits_of_time(spec: Any, model: An
     cases: list[dict[str, Any]] = [
         {"prefix_allowed_tokens_fn": allowed},
         {"watermarking_config": WatermarkingConfig(bias=2.5)},
+        {"watermarking_config": SYNTHID},
         {"position_ids": batch["attention_mask"].cumsum(-1) - 1},
         {"max_time": 0.0},
     ]

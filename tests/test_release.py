@@ -88,3 +88,16 @@ def test_the_image_has_its_files_a_user_and_a_health_check():
 def test_the_first_install_line_of_the_readme_needs_no_index():
     install = (ROOT / "README.md").read_text("utf-8").partition("## Install")[2]
     assert re.search(r"```sh\npip install \.", install)
+
+
+def test_ci_runs_the_two_commands_of_a_fresh_machine():
+    """Those that the README names first, each once."""
+    first = re.findall(
+        r"```sh\n(.*?)```", (ROOT / "README.md").read_text("utf-8").partition("## Install")[2], re.DOTALL
+    )[0]
+    commands = [line.partition("#")[0].strip() for line in first.splitlines()]
+    assert commands == ["make demo", "make test"]
+    makefile, ci = ((ROOT / name).read_text("utf-8") for name in ("Makefile", ".ci/run"))
+    for command in commands:
+        assert re.search(rf"^{command.split()[1]}: .*## ", makefile, re.MULTILINE)
+        assert len(re.findall(rf"^stage .*\b{command}$", ci, re.MULTILINE)) == 1

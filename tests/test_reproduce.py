@@ -31,7 +31,7 @@ def reproduce(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def inputs(module: Any, **changed: Any) -> Any:
     nowhere = Path("nowhere")
-    return module.Inputs(*4 * (nowhere,), "hub", *3 * (nowhere,), None, [])._replace(**changed)
+    return module.Inputs(*4 * (nowhere,), "hub", *2 * (nowhere,), None, [])._replace(**changed)
 
 
 def noted(module: Any, name: str) -> int:

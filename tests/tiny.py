@@ -30,7 +30,6 @@ from foredraft.engine.generator import DrafterInfo, Generator
 from foredraft.engine.policy import Constant, Policy
 from foredraft.engine.step import StepResult
 from foredraft.model.hf.causal_lm import CausalLM
-from foredraft.model.recording.replay import EAGER, Replay
 
 VOCAB = 96
 GREEDY = SamplingParams()
@@ -297,11 +296,10 @@ def draft_model(
     target: CausalLM,
     tokens: int = 4,
     branching: tuple[int, ...] | None = None,
-    replay: Replay = EAGER,
 ) -> tuple[DraftModel, Constant]:
     """A draft model with the policy that always takes its full length: chains without siblings, or trees."""
     options = DraftOptions(num_assistant_tokens=tokens, branching=branching)
-    drafter = DraftModel(options, draft, target.vocab_size, replay)
+    drafter = DraftModel(options, draft, target.vocab_size)
     return drafter, Constant(drafter.needs.longest, confidence=1e-9 if branching is None else 0.0)
 
 

@@ -1,4 +1,4 @@
-"""Replay of operator tapes on a CPU: a segment is recorded once for each key, and then the tape runs, not the code.
+"""Operator tapes on a CPU: a segment is recorded once for each key, and then the tape runs, not the code.
 
 It has the rules of CUDA graphs, so what is wrong there is found here:
 
@@ -10,12 +10,13 @@ It has the rules of CUDA graphs, so what is wrong there is found here:
 
 from collections.abc import Callable, Sequence
 from typing import Any, final
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from foredraft.model.recording.replay import Flat, Recorder
+from foredraft.model.recording.recorder import Flat, Recorder
 from leaves import mapped, tensors, waits
 
 
@@ -81,7 +82,7 @@ def _among(tensor: Tensor, args: Any) -> bool:
 
 @final
 class Traced(Recorder):
-    """Replays tapes; ``keys``: the segment of each tape, ``plays``: of each replay. Children count for their parent."""
+    """Replays tapes; ``keys``: the segment of each tape, ``plays``: of each replay, with those of owners."""
 
     def __init__(self, parent: "Traced | None" = None) -> None:
         super().__init__()
@@ -100,11 +101,6 @@ class Traced(Recorder):
         """Segments that ran eagerly, with the reason."""
         return self._logged
 
-    @property
-    def held(self) -> int:
-        """The number of recordings, with those of children."""
-        return sum(self.recordings.values()) + sum(each.held for each in self._children if isinstance(each, Traced))
-
     def _another(self) -> "Traced":
         return Traced(self)
 
@@ -112,7 +108,7 @@ class Traced(Recorder):
         self, segment: str, function: Flat, inputs: Sequence[Tensor]
     ) -> tuple[Callable[[], Sequence[Tensor]], Sequence[Tensor]]:
         tape = Tape()
-        with tape:
+        with tape, patch("foredraft.core.best._readable", lambda scores: False):  # as on a GPU
             first = function(*inputs)
         run = tape.replayable(first)
         results = [each.clone() for each in run()]

@@ -19,8 +19,10 @@ def load(options: dict) -> Worker:
         stream = generator.stream(ids, max_new_tokens=tokens, temperature=0, eos_token_id=())
         first = next(stream)
         seconds = time.perf_counter() - started
-        output = [token for piece in (first, *stream) for token in piece.tokens]
-        return Output(output, seconds, len(first.tokens))
+        pieces = [first, *stream]
+        output = [token for piece in pieces for token in piece.tokens]
+        accepted = sum(len(piece.tokens) for piece in pieces if piece.drafted)
+        return Output(output, seconds, len(first.tokens), accepted if options["drafter"] else None)
 
     @torch.inference_mode()
     def logits(ids: list[int]) -> np.ndarray:

@@ -1,6 +1,10 @@
-"""Worker: transformers' own ``generate``. Options: model, dtype, threads; lookup, tokens; draft, a folder."""
+"""Worker: transformers' own ``generate``. Options: model, dtype, threads; lookup, tokens; draft, a model.
+
+A model is a folder or a GGUF file, whose weights transformers turns into floats.
+"""
 
 import time
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -25,13 +29,10 @@ def load(options: dict) -> Worker:
     torch.set_num_threads(options["threads"])
     transformers.utils.logging.disable_progress_bar()
     dtype = getattr(torch, options["dtype"])
-    model = transformers.AutoModelForCausalLM.from_pretrained(options["model"], dtype=dtype).eval()
-    model.generation_config.eos_token_id = None
+    model = _model(options["model"], dtype)
     mode = {"prompt_lookup_num_tokens": options["lookup"]} if "lookup" in options else {}
     if "draft" in options:
-        draft = transformers.AutoModelForCausalLM.from_pretrained(options["draft"], dtype=dtype).eval()
-        draft.generation_config.eos_token_id = None
-        mode = {"assistant_model": draft}
+        mode = {"assistant_model": _model(options["draft"], dtype)}
 
     def generate(ids: list[int], tokens: int) -> Output:
         inputs, streamer = torch.tensor([ids]), Arrivals()
@@ -41,13 +42,23 @@ def load(options: dict) -> Worker:
             inputs, attention_mask=mask, streamer=streamer, do_sample=False, pad_token_id=0, **lengths, **mode
         )
         at, count = streamer.calls[1]
-        return Output(out[0, len(ids) :].tolist(), at - started, count)
+        accepted = sum(several - 1 for _, several in streamer.calls[1:])  # a forward's own token is not drafted
+        return Output(out[0, len(ids) :].tolist(), at - started, count, accepted if mode else None)
 
     @torch.inference_mode()
     def logits(ids: list[int]) -> np.ndarray:
         return model(torch.tensor([ids])).logits[0].float().numpy()
 
     return Worker(generate, logits)
+
+
+def _model(name: str, dtype: torch.dtype) -> transformers.PreTrainedModel:
+    path = Path(name)
+    place = {"gguf_file": path.name} if path.is_file() else {}
+    folder = path.parent if place else name
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **place).eval()
+    model.generation_config.eos_token_id = None
+    return model
 
 
 serve(load)

@@ -23,7 +23,7 @@ if typing.TYPE_CHECKING:
     from foredraft.core.stats import DecodeStats
     from foredraft.core.tree import TokenTree
     from foredraft.drafters import Method
-    from foredraft.drafters.common.build_context import BuildContext
+    from foredraft.drafters.context import BuildContext
     from foredraft.engine.generator import Generator
     from foredraft.engine.request import Piece
     from foredraft.engine.results import Completed, Result
@@ -78,7 +78,7 @@ _MODULES = {
     "core.stats": ("DecodeStats",),
     "core.tree": ("TokenTree",),
     "drafters": ("Method",),
-    "drafters.common.build_context": ("BuildContext",),
+    "drafters.context": ("BuildContext",),
     "hf_generate": ("speculative",),
     "engine.generator": ("Generator",),
     "engine.results": ("Completed", "Result"),

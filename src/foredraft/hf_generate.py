@@ -1,7 +1,8 @@
 """Speculative decoding inside transformers' own ``generate``, without changing the user's model."""
 
 import inspect
-from collections.abc import Iterator, Sequence as Seq
+import threading
+from collections.abc import Callable, Iterator, Sequence as Seq
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -13,12 +14,15 @@ from torch import Tensor, nn
 from foredraft.compose.arguments import AnyDrafter, taking_method
 from foredraft.compose.load import build_generators
 from foredraft.compose.options import SharedOptions
-from foredraft.core.errors import OptionError
+from foredraft.core.errors import OptionError, PromptError
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.stats import DecodeStats
+from foredraft.core.verify import rule_of
 from foredraft.engine.generator import Generator
 from foredraft.engine.inputs import listed
-from foredraft.engine.request import Sequence
+from foredraft.engine.request import Request, Sequence
+from foredraft.engine.results import named
+from foredraft.model.hf.criteria import are_of_rows, new_tokens, prepared, stop_string_criterion
 from foredraft.model.hf.generation import (
     NO_TOKENIZER,
     as_generate_output,
@@ -27,8 +31,10 @@ from foredraft.model.hf.generation import (
     check_inputs,
     configured_stop_strings,
     dropped_arguments,
+    pad_of,
 )
-from foredraft.model.hf.processors import check_processors, for_row, translate
+from foredraft.model.hf.processors import Prepared, check_processors, translate
+from foredraft.model.hf.sample_loop import SampleLoop
 from foredraft.model.loading.load import unwrapped
 from foredraft.model.loading.tokenizers import as_tokenizer
 from foredraft.model.text.tokenizer import Tokenizer
@@ -42,9 +48,11 @@ class _Call:
     stop_strings: tuple[str, ...]
     tokenizer: Tokenizer | None
 
-    def decode(self, tokens: list[int]) -> str:
-        """Text to search for stop strings; not used otherwise."""
-        return self.tokenizer.decode(tokens) if self.tokenizer is not None and self.stop_strings else ""
+    def with_stop_strings(self, criteria: Any) -> Any:
+        """The call's stopping criteria, with transformers' own for its stop strings."""
+        if not self.stop_strings or self.tokenizer is None:
+            return criteria
+        return criteria.__class__([*criteria, stop_string_criterion(self.stop_strings, self.tokenizer)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +67,10 @@ class speculative:
     """Make ``model.generate`` draft: ``model.generate(**inputs, custom_generate=foredraft.speculative(...))``.
 
     Batches, sampling options, logits processors, stopping criteria, ``num_return_sequences`` and transformers'
-    text-generation pipeline work as usual. Each call leaves the model unchanged.
+    text-generation pipeline work as usual. Each call leaves the model unchanged. Calls of several threads take turns.
+
+    Processors and criteria of your own see what transformers shows them: the whole batch, padding included, once a
+    position, in order. So all rows then advance as far as each of them can.
 
     transformers drops ``streamer``, ``tokenizer`` and a few other arguments if ``custom_generate`` is given. Pass them
     to ``generate`` below, or here for all calls.
@@ -90,6 +101,7 @@ class speculative:
         self._options = given.for_loading()
         self._generator: Generator | None = None
         self._model: Any = None
+        self._lock = threading.RLock()
         self.stats = DecodeStats()
         self.total_stats = DecodeStats()
         if self._stop_strings and self._tokenizer is None:
@@ -185,34 +197,47 @@ class speculative:
         check_config(config, model.generation_config)
         check_inputs(model, input_ids, model_kwargs)
         check_processors(logits_processor)
-        prompts = listed({"input_ids": input_ids, "attention_mask": model_kwargs.get("attention_mask")}).prompts
+        mask = model_kwargs.get("attention_mask")
+        prompts = listed({"input_ids": input_ids, "attention_mask": mask}).prompts
         if call.streamer is not None and len(prompts) > 1:
             raise OptionError("A streamer takes one sequence; give one prompt, or stream with foredraft.load(model).")
-        width = input_ids.shape[1]
+        criteria = call.with_stop_strings(stopping_criteria)
         seeds = torch.randint(2**62, (len(prompts),)).tolist()  # torch.manual_seed makes it repeatable
-        paddings = [row[: len(row) - len(prompt)] for row, prompt in zip(input_ids, prompts, strict=True)]
+        pad = pad_of(config)
         sequences: list[Sequence] = []
-        with _evaluating(model):
+        with self._lock, _evaluating(model):
             generator = self._generator_for(model, call.tokenizer)
+            engine = generator.engine
+            given = prepared(config, input_ids, mask, criteria, engine.target.vocab_size)
+            params, complete = _sampling(given, logits_processor, criteria)
+            loop = None
+            if not (complete and are_of_rows(criteria, len(prompts))):
+                loop = SampleLoop(input_ids, logits_processor, criteria, do_sample=given.do_sample, pad=pad)
+                self._check_choices(given)
+                params = replace(params, eos_token_id=())  # the loop knows the ends
             try:
-                for row, (prompt, padding, seed) in enumerate(zip(prompts, paddings, seeds, strict=True)):
-                    own = _sampling(config, for_row(logits_processor, row), width, padding)
-                    own = replace(own, stop_strings=call.stop_strings, seed=seed)
-                    request = generator.engine.request(prompt, own, generator.eos_token_ids)
-                    sequences += generator.engine.submit([request], call.decode, [seed])
-                _run(generator, sequences, input_ids, stopping_criteria, call.streamer)
+                requests = [_request(generator, prompts, row, params) for row in range(len(prompts))]
+                sequences = engine.submit(requests, _no_text, seeds, choices=loop)
+                _run(generator, sequences, partial(_after_step, input_ids, criteria, loop), input_ids, call.streamer)
             finally:
-                generator.engine.cancel(sequences)  # an error above must not leave rows behind
-        self._count(generator, sequences)
-        pad = config.pad_token_id if config.pad_token_id is not None else 0
+                engine.cancel(sequences)  # an error above must not leave rows behind
+            self._count(generator, sequences)
         outputs = [sequence.tokens for sequence in sequences]
         return as_generate_output(input_ids, outputs, pad, bool(config.return_dict_in_generate))
+
+    def _check_choices(self, given: Prepared) -> None:
+        """Raise an ``OptionError`` for a rule that cannot be in order of the tokens."""
+        rule = self._options.verifier
+        if rule is not None and (given.do_sample or rule_of(rule).relaxed):
+            raise OptionError(
+                f"verifier={rule!r} judges a draft by the laws at all of its tokens, and processors and criteria of "
+                "your own, or such as transformers alone has, are asked for one token after another: leave it out."
+            )
 
     def _count(self, generator: Generator, sequences: list[Sequence]) -> None:
         kind = generator.kind
         rows = [each.counters.stats(len(each.prompt), kind.method, kind.lossless) for each in sequences]
-        kept = [replace(row, tokens=len(each.tokens)) for row, each in zip(rows, sequences, strict=True)]
-        self.stats = DecodeStats.together(kept)
+        self.stats = DecodeStats.together(rows)
         self.total_stats += self.stats
 
     def _generator_for(self, model: Any, tokenizer: Tokenizer | None) -> Generator:
@@ -239,33 +264,47 @@ def _ended(streamer: Any) -> Iterator[None]:
             streamer.end()
 
 
-def _sampling(config: Any, processors: Any, width: int, padding: Tensor) -> SamplingParams:
-    """Convert the configuration and processors that transformers prepared for a row with this padding."""
-    eos = config.eos_token_id
-    fields: dict[str, Any] = {"temperature": 1.0}
-    translated = translate(processors, width)
-    if translated is None:  # run transformers' whole list, temperature included, on the padded row
-
-        def whole(input_ids: Tensor, scores: Tensor) -> Tensor:
-            return processors(torch.cat([padding.expand(len(input_ids), -1), input_ids], 1), scores)
-
-        fields["logits_processor"] = (whole,)
-    else:
-        fields |= translated.fields | {"logits_processor": translated.others}
-    if not config.do_sample:
+def _sampling(given: Prepared, processors: Any, criteria: Any) -> tuple[SamplingParams, bool]:
+    """The parameters of a call, and whether they are all that its processors do; else drafts follow them alone."""
+    found = translate(processors, given)
+    fields: dict[str, Any] = {"temperature": 1.0, **found.fields}
+    if not given.do_sample:
         fields["temperature"] = 0.0
-    return SamplingParams(**fields, max_new_tokens=config.max_length - width, eos_token_id=() if eos is None else eos)
+    own = {"max_new_tokens": new_tokens(criteria, given.width), "eos_token_id": tuple(sorted(given.ends))}
+    try:
+        return SamplingParams(**fields, **own), found.complete
+    except OptionError:  # beyond the ranges of ours
+        return SamplingParams(temperature=float(given.do_sample), **own), False
 
 
-def _run(generator: Generator, sequences: list[Sequence], input_ids: Tensor, criteria: Any, streamer: Any) -> None:
-    """Step until all have ended, checking the caller's stopping criteria after every token."""
+def _request(generator: Generator, prompts: Seq[Any], row: int, params: SamplingParams) -> Request:
+    try:
+        return generator.engine.request(prompts[row], params, generator.eos_token_ids)
+    except PromptError as error:
+        raise named(error, row) if len(prompts) > 1 else error  # noqa: B904 - ``named`` sets the cause
+
+
+def _no_text(tokens: list[int]) -> str:
+    """Stop strings are a criterion, so no text is needed."""
+    return ""
+
+
+def _run(
+    generator: Generator,
+    sequences: list[Sequence],
+    after_step: Callable[[int, Sequence, int], None],
+    input_ids: Tensor,
+    streamer: Any,
+) -> None:
+    """Step until all have ended. After each step, ``after_step(row, sequence, seen)`` is called for each row, which had
+    ``seen`` tokens before."""
     seen = [0] * len(sequences)
     if streamer is not None:
         streamer.put(input_ids.cpu())
     while not all(sequence.finished for sequence in sequences):
         generator.engine.step()
         for row, sequence in enumerate(sequences):
-            _apply_criteria(sequence, seen[row], input_ids[row], criteria)
+            after_step(row, sequence, seen[row])
             if streamer is not None:
                 for token in sequence.tokens[seen[row] :]:  # one at a time, as transformers does
                     streamer.put(torch.tensor([token]))
@@ -275,8 +314,15 @@ def _run(generator: Generator, sequences: list[Sequence], input_ids: Tensor, cri
             raise sequence.error
 
 
-def _apply_criteria(sequence: Sequence, seen: int, prompt: Tensor, criteria: Any) -> None:
-    """Cut a sequence after the first new token at which one of transformers' stopping criteria holds."""
+def _after_step(
+    prompts: Tensor, criteria: Any, loop: SampleLoop | None, row: int, sequence: Sequence, seen: int
+) -> None:
+    """End a sequence where the loop has ended it, or after the first new token at which a criterion holds."""
+    if loop is not None:
+        if not loop.open[row]:
+            sequence.cut(len(sequence.tokens))
+        return
+    prompt = prompts[row]
     for count in range(seen + 1, len(sequence.tokens) + 1):
         tokens = torch.cat([prompt, torch.tensor(sequence.tokens[:count], dtype=prompt.dtype, device=prompt.device)])
         if bool(criteria(tokens[None], None).all()):

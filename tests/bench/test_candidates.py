@@ -11,7 +11,7 @@ from foredraft.compose.spec import Spec
 from foredraft.core.errors import OptionError
 from foredraft.drafters import BUNDLED_DRAFTS, METHODS
 
-DRAFTING = sorted(name for name in METHODS if not METHODS[name].untuned)
+DRAFTING = sorted(name for name in METHODS if not (METHODS[name].untuned or METHODS[name].around))
 ALONE = "another"
 """A model for which nothing ships."""
 
@@ -132,7 +132,31 @@ def test_what_ships_for_a_bundled_model_is_named(method: str):
 
 def test_what_is_tried_where_nothing_is_named():
     assert default_drafters(ALONE) == ["prompt_lookup"]
-    assert default_drafters("sample") == ["prompt_lookup", *BUNDLED_DRAFTS["sample"]]
+    assert default_drafters("sample") == ["prompt_lookup", *BUNDLED_DRAFTS["sample"], "hybrid:eagle3"]
+
+
+def test_auto_is_the_default_of_the_other_commands():
+    assert families("auto", ALONE) == families("prompt_lookup", ALONE)
+    assert families("auto", "sample") == families("hybrid:eagle3", "sample")
+    for name in ("auto", *default_drafters("sample")):
+        assert families(name, "sample")
+
+
+def test_hybrid_has_the_sizes_of_its_inner_drafter():
+    options = "prompt_lookup_num_tokens=9"
+    for spec, inner in (
+        ("hybrid:eagle3", "eagle3"),
+        ("hybrid:[eagle3:sample-eagle3,rope_theta=5.0]", "eagle3,rope_theta=5.0"),
+    ):
+        found = families(f"{spec},{options}", "sample")
+        alone = families(inner, "sample")
+        assert [each.name for each in found] == [f"hybrid:[{each.name}],{options}" for each in alone]
+        assert [each.probe for each in found] == [f"hybrid:[{each.probe}],{options}" for each in alone]
+        for family, own in zip(found, alone, strict=True):
+            assert [each.shape for each in family.candidates] == [each.shape for each in own.candidates]
+            for candidate, within in zip(family.candidates, own.candidates, strict=True):
+                assert Spec.parse(candidate.spec).drafting == Spec.parse(within.spec)
+                assert Spec.parse(candidate.spec).options.prompt_lookup_num_tokens == 9
 
 
 @pytest.mark.parametrize(
@@ -144,6 +168,8 @@ def test_what_is_tried_where_nothing_is_named():
         ("eagle3:H,nodes=0", "must be 1 or more"),
         ("medusa:H,tree=oak", "Unknown tree 'oak'"),
         ("none", "none is plain decoding"),
+        ("hybrid", "has not one drafter inside"),
+        ("hybrid:prompt_lookup+eagle3", "has not one drafter inside"),
         ("bandit:prompt_lookup", "chooses among its own drafters"),
         ("online:[draft_model:x]", "trains its inner drafter"),
         ("", "Unknown drafter ''"),

@@ -7,7 +7,7 @@ import pytest
 from foredraft.bench.tune.predict import StepModel, predict
 from foredraft.bench.tune.probe import DraftSize, Fit, ProbeStep, typical
 from foredraft.engine.cost_model import CostTable
-from foredraft.engine.step import SIZES, round_up
+from foredraft.engine.fitting import SIZES, round_up
 
 GENTLE = CostTable((1, 64), (1.0, 7.3))
 """One second for a row, and a tenth for each one more."""

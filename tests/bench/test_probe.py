@@ -1,6 +1,7 @@
 """What a probe writes down of steps, and that what it reads off them is what smaller options would have done."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Drafter, Plan, View
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.tree import PAD, ROOT, TokenTree
+from foredraft.drafters.hybrid import Hybrid, Options as HybridOptions
 from foredraft.drafters.none import NoDrafter
 from foredraft.engine.engine import Engine
 from foredraft.engine.generator import Generator
@@ -89,6 +91,11 @@ def test_levels_that_were_drafted_in_vain_are_counted():
     assert step.under(DraftSize(3, 4)).levels == 4
 
 
+def test_no_size_limits_a_copy():
+    copied = replace(made((1, 2, 3, 4), (0, 1)), copied=True)
+    assert {copied.under(shape) for shape in (DraftSize(), DraftSize(1, 1), DraftSize(depth=2))} == {(3, 4, 4)}
+
+
 def watched(target: CausalLM, drafter: Drafter, *, confidence: float = 0.0, rows: int = 1) -> tuple[Generator, Probe]:
     probe = Probe(drafter.needs.longest, confidence)
     return tiny.generator(target, drafter, probe, max_rows=rows), probe
@@ -105,6 +112,18 @@ def truths(target: CausalLM) -> list[list[int]]:
     prompts = tiny.prompts()
     results = tiny.generator(target).batch(prompts, SamplingParams(max_new_tokens=40))
     return [prompt + result.tokens for prompt, result in zip(prompts, results, strict=True)]
+
+
+def test_copies_of_hybrid_are_recorded_beside_the_drafts_of_its_inner_drafter(target: CausalLM):
+    """At first the inner drafter knows what the target says; at the end the target repeats itself."""
+    prompt = [41] * 6
+    truth = tiny.generator(target).batch([prompt], SamplingParams(max_new_tokens=90))[0].tokens
+    generator, probe = watched(target, Hybrid(HybridOptions(), tiny.liar([[*prompt, *truth]])))
+    result = generator.batch([prompt], SamplingParams(max_new_tokens=90))[0]
+    copied, drafted = ([step for step in probe.steps if step.copied == kind] for kind in (True, False))
+    assert any(step.path for step in copied) and any(step.path for step in drafted)
+    assert sum(len(step.path) for step in probe.steps) == result.stats.accepted
+    assert sum(len(step.depths) for step in probe.steps) == result.stats.drafted
 
 
 @pytest.mark.parametrize("length", [2, 3, 17, 24])

@@ -108,6 +108,43 @@ def test_the_share_of_drafting_is_of_our_own_time_after_prefill():
     assert [row[table.head.index("draft")] for row in table.rows] == ["", "25%", ""]
 
 
+def test_in_how_many_steps_was_drafted():
+    """Of our own loop, over all tasks: what it drafts in a tenth of its steps is not what it drafts in all."""
+    seldom = {"verify_seconds": 1.0, "forwards": 400, "drafted_by_depth": (1, 1)}
+    ours = [run("eagle", task=task, **seldom) for task in ("qa", "code")]
+    plain = run("none", verify_seconds=1.0, forwards=9)
+    always = run("medusa", verify_seconds=1.0, forwards=9, drafted_by_depth=(9, 3))
+    summary = summarise([RunFile(runs=[plain, *ours, always, run("transformers")])])
+    assert summary.drafted(PLACE, "eagle") == Share(2, 800)
+    assert {row.arm: row.drafted for row in tables.short(summary, PLACE)} == {
+        "none": ("0%",),
+        "eagle": ("1%",),
+        "medusa": ("100%",),
+        "transformers": ("",),
+    }
+    assert tables.columns(summary, PLACE)[-1] == "drafted" and "drafted: the share of steps" in tables.reading(summary)
+    assert Share(999, 1000).percent == "99%" and Share(1, 3).percent == "33%"
+    unknown = summarise([RunFile(runs=[run("transformers")])])
+    assert tables.columns(unknown, PLACE) == ["qa"] and "drafted" not in tables.reading(unknown)
+
+
+def test_a_figure_says_whom_it_leaves_out():
+    from foredraft.bench.report.figures import draw_figures, left_out
+
+    steps = {"verify_seconds": 1.0, "forwards": 40}
+    drafting = run("eagle", drafted_by_depth=(40, 20), accepted_by_depth=(30, 9), **steps)
+    seldom = run("medusa", drafted_by_depth=(9,), **steps)
+    alone = run("hydra", prompts=("of no pair",), drafted_by_depth=(40,), **steps)
+    found = draw_figures(
+        summarise([RunFile(runs=[run("none", **steps), drafting, seldom, alone, run("transformers")])])
+    )
+    said = {each.kind.name: left_out(each) for each in found}
+    (depth,), (speed,), (time,) = said["depth"], said["speed-up"], said["time"]
+    assert depth.startswith("Accepted by depth (greedy) leaves out medusa, transformers: needs 10 steps of an arm")
+    assert " leaves out hydra: needs successful runs of a method and of the baseline" in speed
+    assert " leaves out transformers: needs runs of foredraft's loop" in time
+
+
 def test_few_numbers():
     assert spread([]) is None and spread([2.0]) == Spread(2.0, 2.0, 2.0, 1)
     assert acceptance_length([run(forwards=0)]) is None

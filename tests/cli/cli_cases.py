@@ -32,5 +32,13 @@ class Ended(NamedTuple):
         assert (self.status, self.out) == (2, "")
         return self.sentence
 
+    @property
+    def refusal_after_warnings(self) -> str:
+        """The sentence of a command that was refused after warnings of the library, a line each."""
+        assert (self.status, self.out) == (2, "")
+        lines = self.err.splitlines()
+        assert all(line.startswith("foredraft: ") for line in lines), self.err
+        return lines[-1].removeprefix("foredraft: ")
+
 
 Run = Callable[..., Ended]

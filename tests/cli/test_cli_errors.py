@@ -122,7 +122,9 @@ def test_paths_are_tried_before_anything_runs(run: Run, tmp_path: Path, argument
 
 
 def test_the_command_itself(run: Run):
-    assert "No such command 'generat'" in run("generat").refusal
+    assert "No such command 'generat'. Did you mean generate?" in run("generat").refusal
+    assert "Did you mean quantize?" in run("quant").refusal and "Did you mean" not in run("zzz").refusal
+    assert "No such option: --batch. Did you mean --max-batch-size? (See" in run("generate", "--batch", "3").refusal
     assert "--verbose" in run("--verbose").refusal
     assert "--alpha" in run("theory").refusal
     assert run("theory", "--alpha", "2", "--cost", "0.1").refusal

@@ -51,7 +51,15 @@ def test_every_sampling_parameter_has_an_option_and_a_help_text():
     assert {each.name for each in CHAT_SAMPLING.parameters()} == known - {"logprobs", "prediction"}
 
 
-def test_what_is_not_given_keeps_its_default():
-    assert SAMPLING.make({}) == SamplingParams()
+def test_what_is_not_given_is_left_to_the_model():
+    assert SAMPLING.make({}) == {}
     given = {each.name: each.default for each in SAMPLING.parameters()}
-    assert SAMPLING.make(given) == SamplingParams()
+    assert SAMPLING.make(given) == {}
+    chosen = {
+        "temperature": 0.0,
+        "speculate": True,
+        "stop_strings": ["a"],
+        "bad_words_ids": ["1,2"],
+    }  # --no-speculation
+    made = SAMPLING.make({**given, **chosen})
+    assert made == {"temperature": 0.0, "speculate": False, "stop_strings": ("a",), "bad_words_ids": ((1, 2),)}

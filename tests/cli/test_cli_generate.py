@@ -1,17 +1,20 @@
 import json
+import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from cli_cases import NAN_AFTER, PROMPT, Run
 
 import foredraft
 from foredraft import LoadOptions
 from foredraft.engine.engine import Engine
 
-SHORT = ("--max-new-tokens", "12")
+SHORT = ("--max-new-tokens", "12", "--raw")
 
 
 @pytest.fixture
@@ -36,7 +39,7 @@ def test_json_has_the_fields_of_a_result(run: Run, model: Path, expected):
     found, result = json.loads(ended.out), expected()
     assert (ended.status, ended.err) == (0, "")
     assert list(found) == [
-        *("model", "drafter", "method", "lossless", "prompt_tokens"),
+        *("model", "drafter", "chat", "method", "lossless", "prompt_tokens"),
         *("text", "tokens", "finish_reason", "seed", "stats"),
     ]
     assert (found["text"], found["tokens"]) == (result.text, result.tokens)
@@ -120,7 +123,9 @@ def test_sampling_options_reach_the_engine(run: Run, model: Path, expected):
 def test_end_tokens_and_stop_strings(run: Run, model: Path, expected):
     tokens = expected().tokens
     found = json.loads(
-        run("generate", "-m", model, "--json", "--eos-token-id", "3", "--eos-token-id", str(tokens[4]), PROMPT).out
+        run(
+            "generate", "-m", model, "--json", "--eos-token-id", "3", "--eos-token-id", str(tokens[4]), PROMPT, "--raw"
+        ).out
     )
     assert (found["tokens"], found["finish_reason"]) == (tokens[:5], "stop")
     stop = expected().text[8:11]
@@ -165,7 +170,56 @@ def test_where_a_prompt_comes_from(run: Run, model: Path, tmp_path: Path, expect
 
 def test_chat_puts_the_prompt_into_the_template(run: Run, model: Path, expected):
     result = expected([{"role": "user", "content": PROMPT}])
-    assert run("generate", "-m", model, "--chat", PROMPT, *SHORT).out == result.text + "\n"
+    assert result.text != expected().text
+    told = "answered as a chat, --raw continues the text"
+    for words, said in (((), 1), (("--chat",), 0)):
+        ended = run("generate", "-m", model, *words, PROMPT, "--max-new-tokens", "12")
+        assert (ended.out, ended.err.count(told)) == (result.text + "\n", said)
+    assert told not in run("generate", "-m", model, PROMPT, *SHORT).err
+    found = [
+        json.loads(run("generate", "-m", model, PROMPT, "-n", "12", "--json", *more).out) for more in ((), ("--raw",))
+    ]
+    assert [(each["chat"], each["text"]) for each in found] == [(True, result.text), (False, expected().text)]
+
+
+def test_a_model_without_a_template_continues_the_text(run: Run, model: Path, tmp_path: Path, expected):
+    shutil.copytree(model, tmp_path / "base")
+    (tmp_path / "base" / "chat_template.jinja").unlink()
+    ended = run("generate", "-m", tmp_path / "base", PROMPT, "--max-new-tokens", "12")
+    assert ended.out == expected().text + "\n" and "chat" not in ended.err
+
+
+def test_options_as_users_of_llama_cpp_type_them(run: Run, model: Path, tmp_path: Path, expected):
+    threads = torch.get_num_threads()
+    file = tmp_path / "prompt.txt"
+    file.write_text(PROMPT + "\n", encoding="utf-8")
+    hot = expected(temperature=0.9, seed=5, stop_strings=(expected(temperature=0.9, seed=5).text[20:24],))
+    assert hot.finish_reason == "stop"
+    more = (
+        "--temp",
+        "0.9",
+        "--seed",
+        "5",
+        "--stop",
+        expected(temperature=0.9, seed=5).text[20:24],
+        "-n",
+        "12",
+        "--raw",
+    )
+    try:
+        for prompt in (("-p", PROMPT), ("-f", str(file))):
+            ended = run("generate", "-m", model, "-t", "1", "-c", "2000", *prompt, *more)
+            assert ended.out == hot.text + "\n", ended.err
+            assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(threads)
+        os.environ.pop("OMP_NUM_THREADS", None)
+    assert "Two prompts" in run("generate", "-m", model, "-p", PROMPT, PROMPT).refusal
+    assert "threads must be a whole number" in run("generate", "-m", model, "-t", "0", PROMPT).refusal
+    cut = run("generate", "-m", model, "-c", "20", "-n", "100", PROMPT, "--json", "--raw")
+    found = json.loads(cut.out)
+    assert found["prompt_tokens"] + len(found["tokens"]) == 20 and found["finish_reason"] == "length"
+    assert "context is 4096 tokens" in run("generate", "-m", model, "-c", "5000", PROMPT).refusal
 
 
 def test_drafts_have_no_escapes_where_there_is_no_terminal(run: Run, model: Path, expected):
@@ -176,7 +230,7 @@ def test_drafts_have_no_escapes_where_there_is_no_terminal(run: Run, model: Path
 def test_drafts_are_coloured_on_a_terminal(run: Run, model: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     spec = f"draft_model:{model},num_assistant_tokens_schedule=constant,num_assistant_tokens=2"
-    ended = run("generate", "-m", model, "-d", spec, "--show-drafts", "--max-new-tokens", "9", PROMPT)
+    ended = run("generate", "-m", model, "-d", spec, "--show-drafts", "--max-new-tokens", "9", "--raw", PROMPT)
     assert ended.status == 0 and ended.out.count("\x1b[1;32m") >= 3
     assert "accepted drafts" in ended.out and "9 tokens in" in ended.err
 
@@ -199,7 +253,7 @@ def interrupt_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
 def test_ctrl_c_prints_what_was_generated(run: Run, model: Path, monkeypatch, expected, form: str):
     interrupt_after(monkeypatch, 5)
     options = {"text": (), "json": ("--json",), "several": ("--num-return-sequences", "2")}[form]
-    ended = run("generate", "-m", model, "-d", "none", *options, PROMPT)
+    ended = run("generate", "-m", model, "-d", "none", *options, "--raw", PROMPT)
     assert ended.status == 130
     tokens = expected().tokens[:5]
     if form == "json":
@@ -267,3 +321,19 @@ def test_structure_comes_from_files_and_flags(run: Run, tmp_path: Path):
     assert "Give one of" in run("generate", PROMPT, "--regex", "a", "--choice", "b").refusal
     assert "Cannot read the grammar file" in run("generate", PROMPT, "--ebnf", str(tmp_path / "none")).refusal
     assert "parenthesis is not closed" in run("generate", PROMPT, "--regex", "(").refusal
+
+
+def test_the_models_generation_config_is_the_default(run: Run, model: Path, tmp_path: Path, plain: foredraft.Generator):
+    folder = tmp_path / "model"
+    shutil.copytree(model, folder)
+    file = folder / "generation_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "repetition_penalty": 1.5, "do_sample": True}))
+    given: dict[str, Any] = {"max_new_tokens": 12, "seed": 4}
+    sampled = plain.generate(PROMPT, temperature=1.0, repetition_penalty=1.5, **given)
+    ended = run("generate", "-m", folder, PROMPT, "--seed", "4", *SHORT)
+    assert ended.out == sampled.text + "\n"
+    assert "by the model's generation config: repetition_penalty 1.5, temperature 1.0 (--generation-config" in ended.err
+    ended = run("generate", "-m", folder, PROMPT, "--temperature", "0", "--repetition-penalty", "1", *SHORT)
+    assert ended.out == plain.generate(PROMPT, max_new_tokens=12).text + "\n" and "generation config" not in ended.err
+    ended = run("generate", "-m", folder, PROMPT, "--generation-config", "none", *SHORT)
+    assert ended.out == plain.generate(PROMPT, max_new_tokens=12).text + "\n"

@@ -1,6 +1,7 @@
 """GGUF files on the command line."""
 
 import json
+import logging
 from pathlib import Path
 
 import pytest
@@ -22,10 +23,30 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("drafter", ["none", "prompt_lookup"])
 def test_generate(drafter: str, path: Path, run: Run):
-    common = ("--max-new-tokens", 12, "--json", PROMPT)
+    common = ("--max-new-tokens", 12, "--json", "--raw", PROMPT)
     found = json.loads(run("generate", "-m", path, "-d", drafter, *common).out)
     expected = json.loads(run("generate", "-m", BUNDLED, "-d", "none", *common).out)
     assert found["text"] == expected["text"] and found["tokens"] == expected["tokens"]
+
+
+def test_warnings_are_printed(path: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """One line each, on stderr, of a file that names no split, and of one that names an unknown one."""
+    monkeypatch.setattr(logging.getLogger("foredraft"), "handlers", [])  # a server's, from another test
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(BUNDLED), AutoTokenizer.from_pretrained(BUNDLED)
+    command = ("generate", "-d", "none", "--max-new-tokens", 12, "--json", PROMPT, "-m")
+    place = tmp_path / "sample.gguf"
+    gguf_files.writer().write(place, model, tokenizer, kind="BF16", metadata={"tokenizer.ggml.pre": None})
+    found = run(*command, place)
+    lines = [line for line in found.err.splitlines() if "split" in line]
+    assert lines == [
+        f"foredraft: {place} does not name the split of its tokenizer: smollm fits its tokens and is used. If token "
+        "ids are wrong, pass the original tokenizer."
+    ]
+    assert json.loads(found.out)["tokens"] == json.loads(run(*command, path).out)["tokens"]
+    gguf_files.writer().write(place, model, tokenizer, kind="BF16", split="gpt-99")
+    found = run(*command, place)
+    assert found.status == 2 and "names the unknown split 'gpt-99' of its tokenizer" in found.err
+    assert "Prompts must be token ids, or pass the original tokenizer." in found.err
 
 
 def test_inspect(path: Path, run: Run, monkeypatch: pytest.MonkeyPatch):

@@ -63,10 +63,11 @@ def test_inspect_fits_the_screen(run: Run, place: Path, monkeypatch: pytest.Monk
     assert max(map(len, run("inspect", place / "eagle").out.splitlines())) <= width
 
 
-def test_export(run: Run, place: Path, tmp_path: Path):
-    ended = run("export", place / "eagle3", "--to", "speculators", "-m", place / "target", "--out", tmp_path / "a")
+@pytest.mark.parametrize("to", ["speculators", "vllm"])
+def test_export(run: Run, place: Path, tmp_path: Path, to: str):
+    ended = run("export", place / "eagle3", "--to", to, "-m", place / "target", "--out", tmp_path / "a")
     assert (ended.status, ended.out) == (0, "")
-    assert "Wrote SpecForge/SGLang EAGLE-3 as speculators" in ended.err
+    assert f"Wrote SpecForge/SGLang EAGLE-3 as {to}" in ended.err
     given, made = load_file(place / "eagle3" / "model.safetensors"), load_file(tmp_path / "a" / "model.safetensors")
     for name, tensor in given.items():
         wanted = tensor.bfloat16() if tensor.is_floating_point() else tensor
@@ -90,7 +91,7 @@ def test_export_takes_the_target_from_the_heads_record(run: Run, place: Path, tm
     elif recorded is None:
         assert ended.refusal == "The head's files do not name its target: give --model."
     else:
-        assert "my/target" in ended.refusal
+        assert "my/target" in ended.refusal_after_warnings
 
 
 def test_a_recorded_target_that_has_gone(run: Run, place: Path, tmp_path: Path):
@@ -109,11 +110,13 @@ def test_export_with_another_base(run: Run, place: Path, tmp_path: Path):
 
 def test_what_export_refuses(run: Run, place: Path, tmp_path: Path):
     def sentence(head: str, to: str, *more: str, out: Path = tmp_path / "a") -> str:
-        said = run("export", place / head, "--to", to, "-m", place / "target", "--out", out, *more).refusal
+        said = run(
+            "export", place / head, "--to", to, "-m", place / "target", "--out", out, *more
+        ).refusal_after_warnings
         assert not (tmp_path / "a").exists()
         return said
 
-    assert "Unknown format 'vllm'. Known: eagle, sglang" in sentence("eagle3", "vllm")
+    assert "Unknown format 'gguf'. Known: eagle, sglang" in sentence("eagle3", "gguf")
     assert "Unknown dtype 'int8'" in sentence("eagle3", "sglang", "--dtype", "int8")
     assert "Medusa cannot be written in the format 'sglang'" in sentence("medusa", "sglang")
     assert "no rotary embedding" in sentence("medusa", "medusa", "--rope-theta", "5")

@@ -29,10 +29,74 @@ def test_help_and_version_import_neither_torch_nor_transformers(environment):
     assert "generate" in done.stdout and "foredraft 0" in done.stdout
 
 
+WAITING = """
+import contextlib, sys
+from foredraft.cli import console, main
+
+class Torch(BaseException):
+    pass
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            raise Torch(doing)
+
+doing = []
+
+@contextlib.contextmanager
+def busy(what):
+    doing.append(what)
+    yield lambda text: None
+    doing.pop()
+
+console.busy = busy
+sys.meta_path.insert(0, Finder())
+for line in sys.argv[1:]:
+    doing.clear()
+    try:
+        status = main(line.split())
+        print(line, "ended", status)
+    except Torch as found:
+        print(line, "says", *found.args[0])
+"""
+SLOW = [
+    *("generate hi", "generate hi --record new.jsonl", "generate hi --num-beams 2", "demo", "demo hi -m absent"),
+    *("chat", "serve --port 0", "batch in.jsonl out.jsonl", "bench", "tune", "check", "skip"),
+    *("capacity -m absent --concurrency 1 --context 9 --memory 1", "train eagle3 --data x", "answers out --data x"),
+    *("quantize absent out", "export absent --to vllm --out out", "methods eagle3"),
+    "inspect absent",
+]
+
+
+def test_tables_of_methods_theory_and_results_need_no_torch(environment, tmp_path: Path):
+    run = str(Path(__file__).parents[2] / "benchmarks/results/early_exit_speed.jsonl")
+    code = (
+        "import sys; from foredraft.cli import main\n"
+        "for line in sys.argv[1:]:\n"
+        "    assert main(line.split()) == 0, line\n"
+        "    assert not {'torch', 'transformers'} & set(sys.modules), line"
+    )
+    tables = [f"report {run}{option}" for option in ("", " --json", " --markdown")]
+    lines = ["methods", "theory --alpha .8 --cost .1", f"theory --run {run}", *tables]
+    done = subprocess.run([sys.executable, "-c", code, *lines], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "prompt_lookup" in done.stdout and "Best: 6 drafted tokens per step" in done.stdout
+
+
+def test_every_command_says_something_before_it_imports_torch(environment, tmp_path: Path):
+    """The import takes seconds, and minutes on a busy machine."""
+    done = subprocess.run(
+        [sys.executable, "-c", WAITING, *SLOW], env=environment, capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    silent = [line for line in done.stdout.splitlines() if not re.search(r" says (Starting|Loading)", line)]
+    assert silent == [] and len(done.stdout.splitlines()) == len(SLOW)
+
+
 COMPLETED = {
     "ch": ["chat", "check"],
     "generate --drafter eagle": ["eagle1", "eagle2", "eagle3"],
-    "chat --max": ["--max-batch-size", "--max-prefill-tokens", "--max-new-tokens"],
+    "chat --max": ["--max-batch-size", "--max-model-len", "--max-prefill-tokens", "--max-new-tokens"],
     "bench -d transformers_": ["transformers_assisted", "transformers_lookup"],
     "tune -d seq": ["sequoia"],
     "check -d early": ["early_exit"],
@@ -40,6 +104,7 @@ COMPLETED = {
     "train me": ["medusa", "medusa2"],
     "answers out --drafter max": ["max_gram"],
     "export --to s": ["sglang", "speculators"],
+    "export --to v": ["vllm"],
     "methods opt": ["opt_tree"],
     "demo --verif": ["--verifier"],
     "check --verifier t": ["target_sampling", "token", "traversal", "typical"],

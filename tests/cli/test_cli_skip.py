@@ -27,7 +27,7 @@ def test_one_json_object_and_a_file_that_layer_skip_reads(
     assert written.attention or written.mlp
     assert 1 <= found["length"] <= 3 and 1 <= found["tokens_a_step"] <= 4 and 0 < found["cost"] < 1
     assert written.facts["tokens"] == 24 and written.facts["provenance"]["command"].startswith("foredraft")
-    said = run("generate", "-m", model, "-d", f"layer_skip:{out}", "--max-new-tokens", "9", "--json", PROMPT)
+    said = run("generate", "-m", model, "-d", f"layer_skip:{out}", "--max-new-tokens", "9", "--json", "--raw", PROMPT)
     assert said.status == 0
     assert json.loads(said.out)["text"] == plain.generate(PROMPT, max_new_tokens=9).text
     before = out.with_name("skips.json.trials.jsonl").read_text()

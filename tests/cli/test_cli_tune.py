@@ -42,7 +42,7 @@ def test_one_json_object_and_a_file_that_generate_reads(
     assert found["pays"] == (written.drafter != "none") == bool(found["batches"])
     assert written.facts is not None and len(written.facts["tried"]) == 2 and "/" not in written.model
     assert written.facts["provenance"]["command"].startswith("foredraft")
-    said = run("generate", "-m", model, "-d", out, "--max-new-tokens", "9", "--json", PROMPT)
+    said = run("generate", "-m", model, "-d", out, "--max-new-tokens", "9", "--json", "--raw", PROMPT)
     assert said.status == 0
     assert json.loads(said.out)["text"] == plain.generate(PROMPT, max_new_tokens=9).text
 
@@ -109,6 +109,7 @@ def test_the_choice_is_said_in_a_line_and_by_batch(tune: Any):
     assert "Speed-up by batch size: 2.00 at 1, 1.30 at 4, 0.90 at 8; no gain from batch size 8." in out
     assert "Not tried: hydra: [no] heads." in out
     assert "6 configurations predicted, 6 run." in out
+    assert "Tried: eagle3:B in 1 size, eagle3:[H] in 4 sizes." in out
     assert (written.drafter, written.off_from) == (TREE.spec, 8)
     assert written.facts is not None and len(written.facts["tried"]) == 6
     assert written.facts["batches"][1] == {"batch": 4, "speed_up": 1.3}

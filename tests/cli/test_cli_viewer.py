@@ -1,4 +1,4 @@
-"""A recorded request, and the page that shows it."""
+"""The trace of a request, and the page that shows it."""
 
 import json
 from pathlib import Path

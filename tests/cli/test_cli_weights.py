@@ -50,7 +50,7 @@ def test_bench(run: Run, prompts: Path, tmp_path: Path, int4: list[int]):
 
 
 def test_keys_and_values_in_8_bits(run: Run):
-    small = ("-m", "sample", "--weights", "int4", "--max-new-tokens", "8", "--json")
+    small = ("-m", "sample", "--weights", "int4", "--max-new-tokens", "8", "--json", "--raw")
     expected = foredraft.load("sample", "none", weights="int4", kv_cache_dtype="int8")
     tokens = expected.generate(PROMPT, max_new_tokens=8).tokens
     said = run("generate", *small, "--kv-cache-dtype", "int8", "-d", "prompt_lookup", PROMPT)
@@ -80,7 +80,7 @@ def test_skip_and_layer_skip(run: Run, prompts: Path, tmp_path: Path, int4: list
     assert "--model sample --weights int4 --drafter layer_skip:" in " ".join(ended.out.split())
     assert "another search" in run(*common).refusal, "a search is for one precision"
     more = ("--weights", "int4", "-d", f"layer_skip:{out},num_assistant_tokens=3")
-    said = run("generate", *more, "--max-new-tokens", "8", "--json", PROMPT)
+    said = run("generate", *more, "--max-new-tokens", "8", "--json", "--raw", PROMPT)
     assert json.loads(said.out)["tokens"] == int4
 
 

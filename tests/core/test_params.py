@@ -1,11 +1,13 @@
 """SamplingParams: every range, every kindness, and errors that say what would be right."""
 
+import re
 from dataclasses import FrozenInstanceError, fields
 
+import numpy as np
 import pytest
 
 from foredraft.core.errors import OptionError, UsageError
-from foredraft.core.sampling.params import SamplingParams, check_count, check_known
+from foredraft.core.sampling.params import SamplingParams, check_count, check_known, closest, suggestion
 
 NUMBERS = {  # name: (allowed, refused)
     "max_new_tokens": ([1, 10_000, 2**63 - 1], [0, -1, 1.5, True, 2**63]),
@@ -166,3 +168,35 @@ def test_single_values_and_lists_become_tuples():
 def test_params_cannot_be_changed():
     with pytest.raises(FrozenInstanceError):
         SamplingParams().temperature = 1.0
+
+
+def test_numbers_of_numpy_are_numbers():
+    params = SamplingParams(temperature=np.float32(0.5), top_k=np.int64(3), seed=np.uint8(7), logprobs=np.int32(2))
+    assert params == SamplingParams(temperature=0.5, top_k=3, seed=7, logprobs=2)
+    assert [type(value) for value in (params.temperature, params.top_k, params.seed)] == [float, int, int]
+    assert SamplingParams(temperature=np.float64(0.7)).temperature == 0.7
+    check_count("rows", np.int64(3))
+    for value, words in ((np.float32("nan"), "0 (greedy) or more"), (np.float32(-1), "0 (greedy) or more")):
+        with pytest.raises(OptionError, match=re.escape(words)):
+            SamplingParams(temperature=value)
+    with pytest.raises(OptionError, match="^top_k must be a whole number"):
+        SamplingParams(top_k=np.float32(2))
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("batch", ["max_batch_size"]),
+        ("tokens", ["max_new_tokens", "num_assistant_tokens"]),
+        ("temprature", ["temperature"]),
+        ("top", ["top_k"]),  # more than stop_strings and dtype, which are spelled like it
+        ("assistant-tokens", ["num_assistant_tokens"]),
+        ("pad", []),
+        ("x" * 5000, []),
+    ],
+)
+def test_suggestions_look_at_words_inside_names(name: str, found: list[str]):
+    known = ["dtype", "max_batch_size", "max_new_tokens", "num_assistant_tokens", "stop", "temperature", "top_k"]
+    assert closest(name, known) == found
+    question = {0: "", 1: " Did you mean {}?", 2: " Did you mean {} or {}?"}[len(found)]
+    assert suggestion(name, known) == question.format(*found)

@@ -53,13 +53,13 @@ def test_a_request_is_the_sum_of_its_prefill_and_steps():
     assert stats.other_seconds == 0.0
 
 
-def test_a_stop_counts_in_the_text_but_not_against_the_drafter():
+def test_what_is_accepted_behind_a_stop_is_not_counted():
     stats = request(1)
-    assert (stats.tokens, stats.accepted, stats.drafted) == (2, 2, 5)
+    assert (stats.tokens, stats.accepted, stats.drafted) == (2, 1, 5)
     assert stats.acceptance_length == 1.0
     assert stats.drafted_by_depth == (2, 2, 1)
-    assert stats.accepted_by_depth == (1, 1)
-    assert stats.acceptance_by_depth == (0.5, 0.5, 0.0)
+    assert stats.accepted_by_depth == (1,)
+    assert stats.acceptance_by_depth == (0.5, 0.0, 0.0)
 
 
 def test_a_batch_counts_each_second_once_and_each_row():

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
+from foredraft.core.divergence import acceptance
 from foredraft.core.errors import OptionError
 from foredraft.core.theory import (
-    acceptance,
     best_length,
     expected_tokens,
     operations_factor,

@@ -9,8 +9,7 @@ from hypothesis import given, settings, strategies as st
 
 from foredraft.core.transfer import to_device
 from foredraft.core.tree import PAD, ROOT, TokenTree, merge_paths
-from foredraft.drafters.common.templates import Template
-from foredraft.drafters.common.tree_builder import Level
+from foredraft.drafters.trees.shapes import Level, Template
 from foredraft.model.kv.masks import Layout, address
 
 

@@ -10,7 +10,7 @@ import torch
 
 from foredraft.core.errors import OptionError
 from foredraft.core.tree_optimizer import OptimalTrees, Path, best_size, expected_tokens
-from foredraft.drafters.common.templates import Template
+from foredraft.drafters.trees.shapes import Template
 
 KNOWN = (0.6, 0.15, 0.07, 0.04)
 VECTORS = [

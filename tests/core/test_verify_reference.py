@@ -13,7 +13,7 @@ from foredraft.core.draft import Draft, Law, Target
 from foredraft.core.rng import HashedRng, Noise, RandomStream, VerifierRng
 from foredraft.core.tree import PAD, TokenTree
 from foredraft.core.verify import RULES, verify
-from foredraft.drafters.common.templates import Template
+from foredraft.drafters.trees.shapes import Template
 
 V, NODES, ROWS = 5, 14, 6
 

@@ -1,6 +1,7 @@
 """The warp where transformers says nothing: fast paths, devices, flags, narrow vocabularies, bad numbers."""
 
 import math
+import random
 from dataclasses import replace
 
 import pytest
@@ -178,3 +179,40 @@ def test_a_cut_that_rounding_decides_is_left_to_the_sort():
         mass = sums[:, row : row + 1, 4990:4991]
         own = logits[:, row : row + 1]
         assert torch.equal(truncation._tail(own, mass), truncation._tail_by_sort(own, mass))
+
+
+EXTREMES = {
+    "temperature": [0.0, 1e-300, 0.7, 1e30],
+    "top_k": [None, 1, V, 2**63 - 1],
+    "top_p": [None, 5e-324, 0.5, 1.0],
+    "min_p": [None, 0.0, 5e-324, 1.0],
+    "typical_p": [None, 5e-324, 0.5, 1.0],
+    "epsilon_cutoff": [None, 5e-324, 1 - 1e-16],
+    "eta_cutoff": [1e-300, 1 - 1e-16],
+    "eta_alpha": [None, 5e-324, 1e30],
+    "repetition_penalty": [1.0, 1e-9, 1e9],
+    "presence_penalty": [0.0, -1e6, 1e6],
+    "frequency_penalty": [0.0, -1e6, 1e6],
+    "no_repeat_ngram_size": [0, 1, 100],
+    "bad_words_ids": [(), tuple((each,) for each in range(V)), ((V - 1,) * 16, (0, 1)), ((0,),) * 4096],
+    "logit_bias": [{}, dict.fromkeys(range(V), -math.inf), {0: 1e30, V - 1: -1e30}],
+    "min_new_tokens": [0, 1, 256],
+    "max_new_tokens": [256, 2**63 - 1],
+    "grammar": [None, {"type": "object"}],
+}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_all_parameters_that_are_accepted_have_rules_that_run(seed):
+    """For all rows at once, so an error would be one of all of them; and each row's result is its own."""
+    source = random.Random(seed)
+    params = [SamplingParams(**{name: source.choice(each) for name, each in EXTREMES.items()}) for _ in range(3)]
+    case = random_case(seed, rows=3, kind=source.choice(["tree", "chain"]), alphabet=source.choice([1, 6]))
+    eos = source.choice([(), EOS, (-1, 2**63 - 1), tuple(range(1024))])
+    scores = case.warp(params, eos).scores(case.logits, case.paths)
+    case.warp(params, eos)(case.logits, case.paths)
+    for row, own in enumerate(params):
+        alone = case.row(row)
+        torch.testing.assert_close(
+            scores[row], alone.warp([own], eos).scores(alone.logits, alone.paths)[0], equal_nan=True
+        )

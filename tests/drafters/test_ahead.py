@@ -15,7 +15,7 @@ from foredraft.engine.policy.throughput import Throughput
 from foredraft.engine.request import Sequence
 from foredraft.engine.step import Drafted
 from foredraft.model.hf.causal_lm import CausalLM
-from foredraft.model.recording.replay import EAGER, Replay
+from foredraft.model.recording.recorder import Recorder
 from traced import Traced
 
 HEADS = ("eagle1", "eagle2", "eagle3", "eagle3 drawn", "medusa", "hydra", "hydra++", "blockwise")
@@ -51,8 +51,8 @@ class Counted(Ahead):
             self._noted.pop()
 
 
-def ahead(method: str, replay: Replay) -> tuple[Generator, list[Any], Counted]:
-    g, drafts = drafts_of.build(method, replay)
+def ahead(method: str, recorder: Recorder | None = None) -> tuple[Generator, list[Any], Counted]:
+    g, drafts = drafts_of.build(method, recorder)
     g.engine.ahead = counted = Counted(drafts)
     return g, drafts, counted
 
@@ -69,8 +69,8 @@ def ahead(method: str, replay: Replay) -> tuple[Generator, list[Any], Counted]:
 def test_drafts_made_ahead_are_those_made_later(method: str, temperature: float, recorded: bool):
     """Rows come and go, some of them at the end of a text that no one knows before: these drafts are dropped."""
     options: dict[str, Any] = {"max_new_tokens": 24, "temperature": temperature, "seed": 3}
-    eager, expected = drafts_of.build(method, EAGER)
-    g, drafts, counted = ahead(method, Traced() if recorded else EAGER)
+    eager, expected = drafts_of.build(method)
+    g, drafts, counted = ahead(method, Traced() if recorded else None)
     for prompts in (drafts_of.PROMPTS, tiny.prompts((230, 20), seed=2), drafts_of.PROMPTS[:2]):
         wanted = drafts_of.found(eager.generate(prompts, **options))
         assert drafts_of.found(g.generate(prompts, **options)) == wanted
@@ -81,7 +81,7 @@ def test_drafts_made_ahead_are_those_made_later(method: str, temperature: float,
 def test_the_throughput_policy_chooses_ahead():
     texts = []
     for on in (False, True):
-        g, _, counted = ahead("chain", EAGER)
+        g, _, counted = ahead("chain")
         counted.on = on
         g.engine.policy = policy = Throughput(g.engine.drafter.needs)
         texts.append([result.tokens for result in g.generate(drafts_of.PROMPTS, max_new_tokens=60, temperature=0.0)])
@@ -103,7 +103,7 @@ def test_copies_of_a_prompt_are_drafted_ahead():
 
 @pytest.mark.parametrize("why", ["policy", "steps", "drafter", "limit", "prediction"])
 def test_what_needs_the_last_steps_results_is_not_drafted_ahead(why: str):
-    g, _, counted = ahead("windowed chain" if why == "drafter" else "chain", EAGER)
+    g, _, counted = ahead("windowed chain" if why == "drafter" else "chain")
     g.engine.policy = Heuristic(3) if why == "policy" else Constant(3)
     limit = 3 if why == "limit" else 24
     prediction = [1, 2, 3] if why == "prediction" else None
@@ -113,7 +113,7 @@ def test_what_needs_the_last_steps_results_is_not_drafted_ahead(why: str):
 
 
 def test_drafts_are_made_ahead_again_after_a_prediction():
-    g, _, counted = ahead("chain", EAGER)
+    g, _, counted = ahead("chain")
     for prediction in ([1, 2, 3], None):
         taken = counted.taken
         g.generate(drafts_of.PROMPTS[0], max_new_tokens=24, prediction=prediction)
@@ -122,7 +122,7 @@ def test_drafts_are_made_ahead_again_after_a_prediction():
 
 def test_a_row_near_its_end_stops_drafts_ahead_of_few_rows_only():
     def taken(count: int) -> int:
-        g, _ = drafts_of.build("chain", EAGER)
+        g, _ = drafts_of.build("chain")
         g = tiny.generator(g.engine.target, g.engine.drafter, max_rows=12, policy=Constant(3))
         g.engine.ahead = counted = Counted([None] * 999)
         params = [SamplingParams(max_new_tokens=n, eos_token_id=()) for n in [6] + [90] * (count - 1)]

@@ -7,7 +7,7 @@ import tiny
 from foredraft.core.drafter import LevelPrice, Plan
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.drafters.cape import Cape, Options
-from foredraft.drafters.common.tree_ops import SHARPEST
+from foredraft.drafters.trees.candidates import SHARPEST
 from foredraft.model.hf.causal_lm import CausalLM
 
 TEXTS = tiny.prompts((4, 11))

@@ -11,7 +11,7 @@ import tiny
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Plan, View
 from foredraft.core.sampling.params import SamplingParams
-from foredraft.drafters.common.chain import ChainLimits, build_chain
+from foredraft.drafters.trees.chain import ChainLimits, build_chain
 from foredraft.model.hf.causal_lm import CausalLM
 
 TEXTS = tiny.prompts((4, 11))

@@ -15,22 +15,18 @@ import specs
 import tiny
 from foredraft.compose.spec import Spec
 from foredraft.core.draft import Draft, Law
-from foredraft.core.drafter import Drafter, Plan, View
+from foredraft.core.drafter import Drafter, Plan, RowState, View
 from foredraft.core.rng import derive_seeds
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.tree import TokenTree
 from foredraft.drafters import METHODS
-from foredraft.drafters.common.draft_runner import DraftRunner, ModelTreeDrafter
-from foredraft.drafters.common.feature_cache import FeatureCache
-from foredraft.drafters.common.last_hidden import LastHidden
-from foredraft.drafters.common.partial_cache_sync import PartialCacheSync
-from foredraft.drafters.common.retokenizer import Retokenizer
+from foredraft.drafters.common.model_trees import ModelTreeDrafter
 from foredraft.drafters.common.self_speculative import SelfSpeculativeDrafter
 from foredraft.drafters.lookahead import NgramPool
 from foredraft.drafters.partial import CACHES
+from foredraft.drafters.states.read_rows import ReadRows
 from foredraft.drafters.triforce import TriForce
 from foredraft.engine.generator import Generator
-from foredraft.engine.nested_loop import NestedLoop
 from foredraft.engine.policy import Constant, Policy
 from foredraft.engine.step import StepResult
 from foredraft.heads.glide_model import GlideLM
@@ -38,7 +34,6 @@ from foredraft.model.hf.causal_lm import CausalLM
 from foredraft.model.kv.cache import SlotCache
 from foredraft.model.partial.model import PartialLM
 from foredraft.model.prefill import prefill
-from foredraft.model.read_rows import ReadRows
 from reference import reference
 
 NEW = 10
@@ -225,26 +220,14 @@ def holdings(drafter: Any, shared: tuple[SlotCache, ...] = ()) -> dict[str, int]
             held[key] = len(value._buffer_rows)
         elif isinstance(value, (NgramPool, torch.Tensor)):
             held[key] = value.nbytes
-        elif isinstance(
-            value,
-            (
-                Drafter,
-                PartialCacheSync,
-                NestedLoop,
-                LastHidden,
-                FeatureCache,
-                PartialLM,
-                DraftRunner,
-                Retokenizer,
-            ),
-        ):
-            held |= {f"{key}.{inner}": size for inner, size in holdings(value, kept).items()}
-        elif isinstance(value, tuple):
-            parts = [part for part in value if isinstance(part, (Drafter, DraftRunner, NestedLoop))]
-            for number, part in enumerate(parts):
-                held |= {f"{key}.{number}.{inner}": size for inner, size in holdings(part, kept).items()}
         elif isinstance(value, (dict, list, set)):
             held[key] = len(value)
+        elif isinstance(value, (RowState, PartialLM)):
+            held |= {f"{key}.{inner}": size for inner, size in holdings(value, kept).items()}
+        elif isinstance(value, tuple):
+            for number, part in enumerate(value):
+                if isinstance(part, RowState):
+                    held |= {f"{key}.{number}.{inner}": size for inner, size in holdings(part, kept).items()}
     return held
 
 

@@ -51,9 +51,9 @@ METHODS = {
     "lookahead": "lookahead,window_size=3,ngram_size=3,guess_set_size=3",
 }
 
-LOOP = ("engine/nested_loop.py", "NestedLoop._catch_up")
-SYNC = ("drafters/common/partial_cache_sync.py", "PartialCacheSync.sync")
-TEXT = ("drafters/common/retokenizer.py", "Retokenizer.view")
+LOOP = ("drafters/states/nested_loop.py", "NestedLoop._catch_up")
+SYNC = ("drafters/states/partial_cache.py", "PartialCacheSync.sync")
+TEXT = ("drafters/universal/retokenizer.py", "Retokenizer.view")
 MODEL, COPY = "[draft_model:draft,num_assistant_tokens=2]", "[max_gram,num_assistant_tokens=2]"
 PARTIAL = "partial,num_assistant_tokens=3,budget=8,chunk=2,sinks=1,recent=3,room=4"
 UNIVERSAL = "universal:draft,num_assistant_tokens=3"
@@ -68,13 +68,13 @@ NESTED: dict[str, tuple[str, set[tuple[str, str]]]] = {
     "partial h2o": (f"{PARTIAL},cache=h2o", {SYNC}),
     "partial whole": (f"{PARTIAL},whole_layers=1", {SYNC}),
     "universal by tokens": (f"{UNIVERSAL},method=tli", {TEXT}),
-    "universal by text": (f"{UNIVERSAL},method=slem", {TEXT, ("drafters/universal.py", "Universal._read")}),
-    "universal by texts": (f"{UNIVERSAL},method=slrs", {TEXT, ("drafters/universal.py", "Universal._read")}),
+    "universal by text": (f"{UNIVERSAL},method=slem", {TEXT, ("drafters/universal/method.py", "Universal._read")}),
+    "universal by texts": (f"{UNIVERSAL},method=slrs", {TEXT, ("drafters/universal/method.py", "Universal._read")}),
 }
 """Methods that decide on the host how they go on, and what they read for that besides the steps' read-backs: the last
 verdict, the tokens committed since, or the lengths and tokens of a draft."""
 
-SAMPLED = {"universal by texts": {("drafters/universal.py", "Universal._times")}}
+SAMPLED = {"universal by texts": {("drafters/universal/method.py", "Universal._times")}}
 """What some of them also read for sampled rows."""
 
 

@@ -9,8 +9,8 @@ import random_heads as heads
 import tiny
 from foredraft.core.draft import Draft
 from foredraft.core.drafter import Plan, View
-from foredraft.drafters.common import feature_cache
 from foredraft.drafters.eagle3 import Eagle3Drafter, Options
+from foredraft.drafters.states import feature_cache
 from foredraft.model.hf.causal_lm import CausalLM
 
 

@@ -16,13 +16,12 @@ from foredraft.core.draft import Draft
 from foredraft.core.drafter import Plan, View
 from foredraft.core.errors import DrafterError
 from foredraft.core.sampling.params import SamplingParams
-from foredraft.drafters.common.tree_ops import SHARPEST
+from foredraft.drafters.trees.candidates import SHARPEST
 from foredraft.engine.generator import Generator
 from foredraft.engine.policy import Constant
 from foredraft.heads.glide_model import GlideLM
 from foredraft.heads.nets.glide import Glide
 from foredraft.model.hf.causal_lm import CausalLM
-from foredraft.model.recording.replay import EAGER
 
 SPECS = {
     "glide": "glide:glide,nodes=9,depth=3,top_k=3",
@@ -170,7 +169,7 @@ def test_targets_whose_keys_cannot_be_read(model: str, says: str):
 
 
 def test_on_another_engine_it_is_refused():
-    context = specs.InMemory("glide", "", "head", None, None, None, 9, EAGER, {}, {"head": heads.glide}, False)
+    context = specs.InMemory("glide", "", "head", None, None, None, 9, {}, {"head": heads.glide}, False)
     with pytest.raises(DrafterError, match="glide reads .* the target's KV cache, which the native engine does not"):
         context.glide()
 

@@ -17,7 +17,7 @@ from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.tree import TokenTree
 from foredraft.drafters import hybrid
 from foredraft.drafters.common import copying
-from foredraft.drafters.common.match_odds import LONGEST_MATCH
+from foredraft.drafters.common.copying import LONGEST_MATCH
 from foredraft.drafters.hybrid import Hybrid, Match, Options, RowText
 from foredraft.engine.generator import Generator
 from foredraft.engine.policy import Policy, Throughput

@@ -372,7 +372,8 @@ def test_a_text_that_is_taken_back_finds_its_window():
 def test_the_pool_is_a_list_in_order_of_age(per_key: int, size: int, count: int):
     """Bounded by key and in all, keyed by the first token, each owner for itself, and never with a twin."""
     pool, slow = NgramPool(3, per_key, size, CPU), [SlowPool(per_key, size) for _ in range(3)]
-    pool.reserve(3)
+    for row in range(3):
+        pool.admit(row, torch.tensor([1]), {})
     source = torch.Generator().manual_seed(1)
     full = False
     for _ in range(60):
@@ -391,10 +392,12 @@ def test_the_pool_is_a_list_in_order_of_age(per_key: int, size: int, count: int)
                 assert [tuple(each) for each in found.tokens[owner][found.exist[owner]].tolist()] == known
                 full |= len(known) == per_key
     assert full
-    pool.empty(1)
+    pool.release(1)
     assert not pool.find(torch.tensor([1]), torch.tensor([0])).exist.any()
     assert pool.find(torch.tensor([0, 2]), torch.tensor([0, 0])).exist.any()
-    pool.clear()
+    pool.release(0)
+    assert pool.nbytes > 0
+    pool.release(2)
     assert pool.nbytes == 0
 
 

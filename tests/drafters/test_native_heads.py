@@ -17,8 +17,8 @@ from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.sampling.truncation import Truncation
 from foredraft.core.sampling.warp import Warp
 from foredraft.core.tree import PAD, TokenTree
-from foredraft.drafters.common.feature_cache import TorchLayers
 from foredraft.drafters.eagle3 import Eagle3Drafter, Options
+from foredraft.drafters.states.feature_cache import TorchLayers
 from foredraft.engine.policy import Constant
 from foredraft.heads.native_layers import NativeHeadLayers, head_layers
 from foredraft.heads.nets.blocks import fuse
@@ -46,7 +46,7 @@ NETS: dict[str, Callable[[NativeLM], Any]] = {
         norm_before_fc=True,
         norm_carried=True,
     ),
-    "eagle3, raw logits": lambda target: heads.eagle3(target, norm_logits=False, norm_carried=True, fc_norm=True),
+    "eagle3, normed layers": lambda target: heads.eagle3(target, norm_carried=True, fc_norm=True),
     "eagle3, the target's output": lambda target: heads.eagle3(target, own_head=False, num_layers=2),
     "eagle3, own embedding": lambda target: heads.eagle3(target, own_embedding=True),
 }

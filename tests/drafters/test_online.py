@@ -67,7 +67,7 @@ def samples(name: str, **options: Any) -> tuple[list[LawSample], Online, list[li
     prompts = [[3], [1, 2, 3, 4], *tiny.prompts((9, 21), vocab=32), [5, 6]]
     results = g.generate(prompts, max_new_tokens=NEW, temperature=1.0, seed=3)
     texts = [prompt + result.tokens for prompt, result in zip(prompts, results, strict=True)]
-    return online._buffer.take(), online, texts
+    return online._recorded.buffer.take(), online, texts
 
 
 @pytest.mark.parametrize("context", [512, 16])
@@ -104,7 +104,7 @@ def test_bad_cases_are_the_places_of_rejected_tokens():
     g, online = generator("draft_model", served, interval=1000, rejected=True)
     prompts = [[3], [1, 2, 3, 4], *tiny.prompts((9, 21), vocab=32)]
     results = g.generate(prompts, max_new_tokens=40, temperature=0.0)
-    found = {tuple(sample.tokens.tolist()): sample for sample in online._buffer.take()}
+    found = {tuple(sample.tokens.tolist()): sample for sample in online._recorded.buffer.take()}
     model, seen = draft(), 0
     for prompt, result in zip(prompts, results, strict=True):
         text = prompt + result.tokens
@@ -153,7 +153,7 @@ def test_further_levels_are_about_the_tokens_further_ahead():
     online = Online(Options(interval=1000, top_laws=16), DraftModel(DraftOptions(4), target(), served.vocab_size))
     g = tiny.generator(served, online, Constant(4))
     g.generate(stream(6), max_new_tokens=NEW, temperature=1.0, seed=0)
-    found = online._buffer.take()
+    found = online._recorded.buffer.take()
     assert online._trainer._acceptance(found) == pytest.approx([1.0] * 6, abs=5e-3)
 
 
@@ -174,11 +174,11 @@ def test_what_waits_is_bounded():
 
 def test_a_service_that_never_gets_to_learn_keeps_no_more_than_it_may():
     g, online = generator("eagle3", interval=10**6)
-    online._buffer = ReplayBuffer(limit := 40_000)
+    online._recorded.buffer = ReplayBuffer(limit := 40_000)
     for begin in range(0, 32, 8):
         serve(g, range(begin, begin + 8, 8))
-        assert online._buffer.nbytes <= limit
-    assert online._buffer.nbytes > limit / 2 and not online._records and not online.reports
+        assert online._recorded.buffer.nbytes <= limit
+    assert online._recorded.buffer.nbytes > limit / 2 and not online._recorded._rows and not online.reports
 
 
 # What it may not do.

@@ -53,7 +53,7 @@ def test_a_damaged_file_is_refused_and_half_a_new_one_is_ignored(tmp_path: Path)
     serve(g, range(0, 16, 4))
     (file,) = tmp_path.iterdir()
     whole = file.read_bytes()
-    (tmp_path / "online.pt.partial").write_bytes(b"half of one")
+    (tmp_path / ".online.pt.foredraft.partial").write_bytes(b"half of one")
     assert begun(tmp_path)[1].version == online.version == 2
     for damaged in (whole[: len(whole) // 2], b"", b"no version"):
         file.write_bytes(damaged)

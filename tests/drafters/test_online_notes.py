@@ -8,7 +8,7 @@ from online_cases import generator, stream
 
 from foredraft.core.drafter import StepOut
 from foredraft.core.sampling.params import SamplingParams
-from foredraft.drafters.online.method import Online
+from foredraft.drafters.online.recorded import RecordedRows
 from foredraft.drafters.online.samples import StepRecord
 
 
@@ -34,7 +34,7 @@ def test_a_text_ends_with_the_first_law_that_is_none(goes_on: bool):
     sequences = g.submit(stream(2), params)
     g.engine.run(sequences)
     assert (sequences[1].error is None) == goes_on and len(sequences[0].tokens) == 24
-    found = online._buffer.take()
+    found = online._recorded.buffer.take()
     assert len(found) == 2
     for sample in found:
         assert sample.p.isfinite().all() and all(states.isfinite().all() for states in sample.hidden.values())
@@ -48,7 +48,7 @@ def test_plain_steps_are_not_looked_at_while_they_run(monkeypatch: pytest.Monkey
     """Reading them in ``commit`` would wait for the forward; many of them wait together, and none is lost."""
     g, online = generator("draft_model", interval=10**6)
     inside, read = False, []
-    commit, read_back = Online.commit, StepRecord.read_back
+    commit, read_back = RecordedRows.commit, StepRecord.read_back
 
     def committing(*args: Any) -> None:
         nonlocal inside
@@ -60,13 +60,13 @@ def test_plain_steps_are_not_looked_at_while_they_run(monkeypatch: pytest.Monkey
         read.append(inside)
         return read_back(self)
 
-    monkeypatch.setattr(Online, "commit", committing)
+    monkeypatch.setattr(RecordedRows, "commit", committing)
     monkeypatch.setattr(StepRecord, "read_back", reading)
     (short,) = g.batch(stream(1), max_new_tokens=20, speculate=False)
     assert read == [False] * 20
     (long,) = g.batch(stream(1), max_new_tokens=40, speculate=False)
     assert read[20:] == [True] * 32 + [False] * 8, "beyond that they are too many to keep"
     drafted = g.batch(stream(1), max_new_tokens=40)
-    assert not any(read[60:]) and not online._steps
-    for sample, result in zip(online._buffer.take(), (short, long, *drafted), strict=True):
+    assert not any(read[60:]) and not online._recorded._steps
+    for sample, result in zip(online._recorded.buffer.take(), (short, long, *drafted), strict=True):
         assert sample.tokens.tolist() == stream(1)[0] + result.tokens and sample.places.shape[0] == len(result.tokens)

@@ -13,10 +13,9 @@ import tiny
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import LevelPrice, Plan, View
 from foredraft.core.sampling.params import SamplingParams
-from foredraft.drafters.common import dynamic_tree
-from foredraft.drafters.common.dynamic_tree import GUESSES
-from foredraft.drafters.common.tree_ops import SHARPEST
 from foredraft.drafters.opt_tree import Options, OptTree
+from foredraft.drafters.trees import dynamic
+from foredraft.drafters.trees.candidates import GUESSES, SHARPEST
 from foredraft.model.hf.causal_lm import CausalLM
 
 VOCAB = 12
@@ -100,14 +99,14 @@ def test_of_fewer_nodes_the_likeliest_are_drafted_and_a_worthless_level_is_not()
 def test_levels_whose_nodes_would_all_be_dropped_are_not_drafted(monkeypatch: pytest.MonkeyPatch):
     """The tree is the one that all levels would give, with fewer forwards."""
     ended: list[bool] = []
-    full = dynamic_tree._full
+    full = dynamic._full
 
     def trees(stops: bool) -> list[dict[Path, float]]:
         def noted(*args: Any) -> bool:
             ended.append(full(*args))
             return stops and ended[-1]
 
-        monkeypatch.setattr(dynamic_tree, "_full", noted)
+        monkeypatch.setattr(dynamic, "_full", noted)
         found = []
         for temperature, nodes in itertools.product((0.0, 0.3, 1.0), (3, 5, 8, 12)):
             drafter = OptTree(Options(nodes=nodes, depth=5, top_k=8), model(2), VOCAB)

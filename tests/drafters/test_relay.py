@@ -14,7 +14,7 @@ from foredraft.core.errors import DrafterError, LawError, OptionError
 from foredraft.core.rng import Noise
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.verify import RULES
-from foredraft.drafters.common.build_context import NestedDrafter
+from foredraft.drafters.context import NestedDrafter
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
 from foredraft.drafters.early_exit import EarlyExit, Options as ExitOptions
 from foredraft.drafters.lookahead import Lookahead, Options as LookaheadOptions

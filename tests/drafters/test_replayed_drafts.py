@@ -14,7 +14,7 @@ from foredraft.core.draft import Draft
 from foredraft.core.drafter import Plan, View
 from foredraft.engine.generator import Generator, Result
 from foredraft.model.hf.causal_lm import CausalLM
-from foredraft.model.recording.replay import EAGER, Replay
+from foredraft.model.recording.recorder import Recorder
 from traced import Traced
 
 PROMPTS = tiny.prompts((18, 50, 17, 28, 120))
@@ -51,11 +51,11 @@ QUICK = {
 }
 
 
-def build(method: str, replay: Replay) -> tuple[Generator, list[Any]]:
+def build(method: str, recorder: Recorder | None = None) -> tuple[Generator, list[Any]]:
     """A generator, and where its drafts are noted: heads with random weights are never right, so texts say little."""
     target, draft = CausalLM(tiny.build("llama")), CausalLM(tiny.build("llama", spread=1.4))
     cache, drafts = target.new_cache(), []
-    drafter = specs.build(METHODS[method], target, {"draft": draft}, HEADS, cache=cache, replay=replay)
+    drafter = specs.build(METHODS[method], target, {"draft": draft}, HEADS, cache=cache)
     target.tap(drafter.needs.hidden_layers)
     propose = drafter.propose
 
@@ -67,7 +67,7 @@ def build(method: str, replay: Replay) -> tuple[Generator, list[Any]]:
 
     drafter.propose = noted  # type: ignore[method-assign]
     rule = "traversal" if "drawn" in method else None
-    return tiny.generator(target, drafter, eos=range(3), max_rows=3, replay=replay, cache=cache, rule=rule), drafts
+    return tiny.generator(target, drafter, eos=range(3), max_rows=3, recorder=recorder, cache=cache, rule=rule), drafts
 
 
 def found(results: list[Result]) -> list[Any]:
@@ -91,27 +91,26 @@ def segments_of(method: str) -> set[str]:
 )
 def test_replayed_drafts_are_those_of_steps_that_run_as_they_are(method: str, temperature: float):
     options: dict[str, Any] = {"max_new_tokens": 24, "temperature": temperature, "seed": 3}
-    replay = Traced()
-    (eager, expected), (g, drafts) = build(method, EAGER), build(method, replay)
+    recorder = Traced()
+    (eager, expected), (g, drafts) = build(method), build(method, recorder)
     for prompts in (PROMPTS, tiny.prompts((230, 20), seed=2), PROMPTS[:2]):  # the second ones take larger caches
         assert found(g.generate(prompts, **options)) == found(eager.generate(prompts, **options))
         assert drafts == expected and any(len(tokens) > 3 for tokens, _, _ in drafts)
-    segments = {*replay.keys} - {"forward", "tail"}
+    segments = {*recorder.keys} - {"forward", "tail"}
     assert segments == segments_of(method)
     for segment in segments:
-        assert replay.plays.count(segment) > replay.keys.count(segment) > 0
-    assert not replay.fallbacks and replay.held > sum(replay.recordings.values())
+        assert recorder.plays.count(segment) > recorder.keys.count(segment) > 0
+    assert not recorder.fallbacks and segments < set(recorder.recordings)
     g.close()
-    assert not replay.held
+    assert not recorder.recordings.total()
 
 
 @pytest.mark.parametrize("method", ["chain", "eagle3"])
 def test_a_draft_from_a_cache_that_is_gone_is_seen(method: str, monkeypatch: pytest.MonkeyPatch):
-    replay = Traced()
-    (eager, expected), (g, drafts) = build(method, EAGER), build(method, replay)
-    (own,) = replay._children
-    renew = Traced.renew
-    monkeypatch.setattr(Traced, "renew", lambda self, stamp: renew(self, 0 if self is own else stamp))
+    recorder = Traced()
+    (eager, expected), (g, drafts) = build(method), build(method, recorder)
+    of_steps, renew = recorder.of(g.engine._stepper._tail._rows), Traced.renew
+    monkeypatch.setattr(Traced, "renew", lambda self, stamp: renew(self, stamp if self is of_steps else 0))
     texts = [
         [each.generate(prompt, max_new_tokens=12).tokens for prompt in (PROMPTS[0], PROMPTS[0] * 14, PROMPTS[3])]
         for each in (eager, g)

@@ -19,8 +19,8 @@ EAGER = ("glide",)
 )
 def test_replayed_sampled_texts_are_those_of_the_law(drafter: str, setting: str):
     found = []
-    replay = Traced()
-    for g in (laws.generator(drafter), laws.generator(drafter, replay=replay)):
+    recorder = Traced()
+    for g in (laws.generator(drafter), laws.generator(drafter, recorder=recorder)):
         found.append(
             [
                 [
@@ -31,5 +31,5 @@ def test_replayed_sampled_texts_are_those_of_the_law(drafter: str, setting: str)
             ]
         )
     assert found[0] == found[1]
-    assert replay.replays > len(replay.keys) > 0
-    assert {call for call, _ in replay.fallbacks} == ({"draft", "tree"} if drafter in EAGER else set())
+    assert recorder.replays > len(recorder.keys) > 0
+    assert {call for call, _ in recorder.fallbacks} == ({"draft", "tree"} if drafter in EAGER else set())

@@ -13,10 +13,10 @@ from foredraft.core.drafter import Plan, StepOut, View
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.sampling.warp import Paths
 from foredraft.core.tree import TokenTree
-from foredraft.drafters.common.build_context import NestedDrafter
-from foredraft.drafters.common.draft_runner import Forwards
-from foredraft.drafters.common.partial_cache_sync import RECENT, PartialCacheSync
+from foredraft.drafters.context import NestedDrafter
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions, WindowedRunner
+from foredraft.drafters.states.draft_runner import Forwards
+from foredraft.drafters.states.partial_cache import RECENT, PartialCacheSync
 from foredraft.drafters.triforce import Options, TriForce
 from foredraft.engine.generator import Generator
 from foredraft.model.hf.causal_lm import CausalLM
@@ -125,7 +125,7 @@ def test_chunks_are_chosen_anew_when_acceptance_has_fallen(target: CausalLM):
     full = target.new_cache()
     view = view_of([text], 0.0, [0], full, target)
     sync = PartialCacheSync(PartialLM(target, full, Retrieval(16, 4), 100), ahead=6, refresh=0.75)
-    sync.admit(0)
+    sync.admit(0, torch.tensor(text[:1]), {})
     chosen = []
 
     def steps(*accepted: int) -> None:
@@ -138,7 +138,7 @@ def test_chunks_are_chosen_anew_when_acceptance_has_fallen(target: CausalLM):
             tree = TokenTree.root(now.roots)
             step = sync.model.address(tree, now.lengths - 1, (0,), length)
             sync.model.forward(step, sync.model.cache)
-            sync.observe(now, *judged(count))
+            sync.commit(now, *judged(count), StepOut(torch.zeros(1, 1, 1)))
 
     steps(4, 4, 4, 4, 4, 4, 4, 4, 2, 2, 4, 2, 4, 4)
     wanted = [True, *[False] * 11]  # 12 of 16 are not less than 0.75 of 44 of 48 ... until 10 of 16 are
@@ -167,16 +167,17 @@ def test_a_window_reads_as_if_the_rest_had_never_been(other: CausalLM):
     context and after a text has been taken back."""
     draft = CausalLM(tiny.build("llama", seed=8, max_position_embeddings=48))
     reader = WindowedRunner(draft, draft.vocab_size, 40, 4, 3)
+    two = reader.drafting("two", lambda _, forwards: [forwards.root()[:, 0], second(forwards)])
     texts = tiny.prompts((230, 190), seed=5)
     for row in (0, 1):
-        reader.admit(row)
+        reader.admit(row, torch.zeros(0, dtype=torch.long), {})
     view = view_of(texts, 0.0, [0, 0], other.new_cache(), other)
     for length in (3, 20, 37, 38, 39, 60, 61, 57, 90, 190, 150):
         host_lengths = (length, max(length - 20, 1))
         now = at(view, *host_lengths)
         for row in (0, 1):
             reader.rewind(row, host_lengths[row])
-        logits = reader.draft("two", now, 3, lambda _, forwards: [forwards.root()[:, 0], second(forwards)])
+        logits = reader.draft(two, now, 3)
         for row, length in enumerate(host_lengths):
             left = reader.dropped(length)
             assert (left == 0) == (length <= 37) and length - left + 3 <= 40
@@ -198,13 +199,13 @@ def test_a_window_is_read_again_a_few_times_only(other: CausalLM):
 def read_in_a_loop(target: CausalLM, ahead: int) -> list[list[int]]:
     """What a window leaves out, reading by reading, of a text of which 8 tokens are drafted at once and 1 is kept."""
     reader, text = WindowedRunner(target, target.vocab_size, 64, 4, 4, ahead), tiny.prompts((130,))[0]
-    reader.admit(0)
+    reader.admit(0, torch.zeros(0, dtype=torch.long), {})
     view, lefts = view_of([text], 0.0, [0], target.new_cache(), target), []
     for committed in range(40, 120):
         lefts.append([])
         for length in (committed, committed + 4, committed + 7):
-            logits = reader.draft("root", at(view, length), 4, lambda _, forwards: forwards.root())
-            left = reader._dropped[0]
+            logits = reader.draft(reader.drafting("root", lambda _, forwards: forwards.root()), at(view, length), 4)
+            left = reader._dropped.get(0, 0)
             lefts[-1].append(left)
             kept = text[:4] + text[4 + left : length] if left else text[:length]
             assert len(kept) + 4 <= 64
@@ -228,14 +229,14 @@ def test_what_a_window_in_a_loop_leaves_out_does_not_depend_on_how_far_a_neighbo
     text, found = tiny.prompts((130,))[0], []
     for run_on in (False, True):
         reader = WindowedRunner(target, target.vocab_size, 64, 4, 4, 6)
-        reader.admit(0)
+        reader.admit(0, torch.zeros(0, dtype=torch.long), {})
         view = view_of([text], 0.0, [0], target.new_cache(), target)
         found.append([])
         for committed in range(50, 90):
             for length in (committed, committed + 5, *([committed + 30] if run_on else [])):
-                logits = reader.draft("root", at(view, length), 4, lambda _, forwards: forwards.root())
+                logits = reader.draft(reader.drafting("root", lambda _, forwards: forwards.root()), at(view, length), 4)
                 if length <= committed + 5:
-                    found[-1].append((reader._dropped[0], logits))
+                    found[-1].append((reader._dropped.get(0, 0), logits))
             reader.rewind(0, committed)
     for (left, logits), (other_left, others) in zip(*found, strict=True):
         assert left == other_left and torch.allclose(logits, others, atol=1e-4)
@@ -258,14 +259,14 @@ def test_memory_of_the_middle_is_its_budget_however_long_the_text(target: Causal
     for length in (90, 180):
         g, three = looped(target, Options(gamma=4, **SMALL), small(other, window=24))
         sizes: set[int] = set()
-        commit = three._runner.extend
+        commit = three._loop.extend
 
         def watched(view, lengths, commit=commit, three=three, sizes=sizes):
             draft = commit(view, lengths)
             sizes.add(three._cache_sync.model.nbytes)
             return draft
 
-        three._runner.extend = watched
+        three._loop.extend = watched
         g.generate(tiny.prompts((length,))[0], max_new_tokens=40)
         # budget, room, a chunk's rest, the root, and what an inner loop may have in flight
         slots = 16 + 8 + 3 + 1 + (2 * 4 + 4)

@@ -16,15 +16,15 @@ import foredraft
 import tiny
 from dialects import EXACT, NAMES, TEXTS, dialect, size, strangers, toy
 from foredraft.core.draft import Law
-from foredraft.core.drafter import Drafter, Plan, View
+from foredraft.core.drafter import EMPTY_KV, Drafter, KVSize, Plan, RowState, View
 from foredraft.core.errors import DrafterError, LawError
 from foredraft.core.rng import derive_seeds
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.verify import RULES
-from foredraft.drafters.common.draft_runner import Forwards
-from foredraft.drafters.common.retokenizer import Retokenizer
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
-from foredraft.drafters.universal import Options, Universal, coverage
+from foredraft.drafters.states.draft_runner import Forwards
+from foredraft.drafters.universal.method import Options, Universal, coverage
+from foredraft.drafters.universal.retokenizer import Retokenizer
 from foredraft.engine.policy import Constant
 from foredraft.model.hf.causal_lm import CausalLM
 from foredraft.model.text.tokenizer import Tokenizer
@@ -201,7 +201,7 @@ def test_a_text_told_again_bit_by_bit_is_the_text_told_at_once(target: str, draf
     for number, text in enumerate(TEXTS):
         source, tokens = random.Random(number), written(target, text * 2)
         texts = Retokenizer(pair, lookbehind=10)
-        texts.admit(0, torch.device("cpu"))
+        texts.admit(0, torch.zeros(0, dtype=torch.long), {})
         before: list[int] = []
         length = 1
         while length < len(tokens):
@@ -216,24 +216,35 @@ def test_a_text_told_again_bit_by_bit_is_the_text_told_at_once(target: str, draf
             length += source.randrange(1, 9)
 
 
+class Told(RowState):
+    """What is kept of a row in the draft's tokens: those that were read ahead, and how many were taken over."""
+
+    def read_ahead(self, row: int, prompt: torch.Tensor, hidden: Any, kv_size: KVSize) -> None:
+        self.tokens = prompt.tolist()
+
+    def fork(self, row: int, source: int, length: int) -> None:
+        self.begun = length
+
+
 @pytest.mark.parametrize("draft", NAMES)
 def test_a_text_read_in_parts_or_begun_by_another_is_the_text_told_at_once(draft: str):
     pair, kept, shared = bridge("digits", draft), 0, 0
     for text, other in list(itertools.pairwise(TEXTS))[::2]:
-        texts, tokens = Retokenizer(pair, lookbehind=10), written("digits", text * 2)
+        told_so_far = Told()
+        texts, tokens = Retokenizer(pair, 10, told_so_far), written("digits", text * 2)
         whole = pair.to_draft(tokens) or [0]
-        texts.admit(0, torch.device("cpu"))
+        texts.admit(0, torch.zeros(0, dtype=torch.long), {})
         for length in range(12, len(tokens), 12):
-            final, _ = texts.read(0, torch.tensor(tokens[:length]))
-            assert final.tolist() == whole[: len(final)]
+            texts.read_ahead(0, torch.tensor(tokens[:length]), {}, EMPTY_KV)
+            assert told_so_far.tokens == whole[: len(told_so_far.tokens)]
         texts.release(0)
         same = len(tokens) // 2
         continued = [*tokens[:same], *written("digits", other)]
-        begun = texts.fork(0, 0, same)
+        texts.fork(0, 0, same)
         view, (stand,) = texts.view(view_of([continued], SamplingParams(), size("digits")))
         told = pair.to_draft(continued) or [0]
         assert view.history[0].tolist() == told
-        assert stand <= begun and whole[:stand] == told[:stand]
+        assert stand <= told_so_far.begun and whole[:stand] == told[:stand]
         kept, shared = kept + stand, shared + len(pair.to_draft(tokens[:same]))
     assert kept > 0.8 * shared
 
@@ -242,7 +253,7 @@ def test_a_text_read_in_parts_or_begun_by_another_is_the_text_told_at_once(draft
 def test_a_run_without_an_end_does_not_make_steps_longer_and_longer(run: str):
     pair, tokens = bridge("digits", "bytes"), written("digits", run * 900)
     texts = Retokenizer(pair, lookbehind=3)
-    texts.admit(0, torch.device("cpu"))
+    texts.admit(0, torch.zeros(0, dtype=torch.long), {})
     widths: list[int] = []
     told = pair.to_draft
     with pytest.MonkeyPatch.context() as patch:
@@ -389,6 +400,12 @@ def test_a_rule_for_drawn_tokens_is_refused_where_auto_goes_by_text():
 
 
 # Edges.
+
+
+def test_a_draft_with_a_context_shorter_than_the_sample_of_its_coverage():
+    short = CausalLM(tiny.build("gpt2", vocab_size=size("digits"), max_position_embeddings=128, n_positions=128))
+    assert short.max_length == 128
+    assert 0 < coverage(short, bridge("bytes", "digits")) <= 1
 
 
 def test_a_draft_of_a_text_that_says_nothing_to_it_is_nonsense_but_no_error():

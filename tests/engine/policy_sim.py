@@ -12,9 +12,10 @@ from foredraft.core.drafter import Needs, Plan, View
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.tree import TokenTree
 from foredraft.core.worth import DraftNodes
+from foredraft.engine.fitting import round_up
 from foredraft.engine.host_tail import HostOut
 from foredraft.engine.policy import Policy
-from foredraft.engine.step import RowStep, StepResult, round_up
+from foredraft.engine.step import RowStep, StepResult
 
 Chances = Callable[[random.Random], float]
 """Draws the true probability that a token is accepted after its parent."""

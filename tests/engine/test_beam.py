@@ -69,9 +69,13 @@ def cut(tokens: list[int], eos: tuple[int, ...]) -> list[int]:
     return tokens[: end + 1]
 
 
+def spelt(tokens: list[int]) -> str:
+    return "".join(f"{token}," for token in tokens)
+
+
 def ours(target: CausalLM, prompts: list[list[int]], eos: tuple[int, ...], **options: Any) -> list[Found]:
-    found = beam_search(target, prompts, BeamOptions.from_options(options), eos, str)
-    assert all(text.text == str(text.tokens) for texts in found for text in texts)
+    found = beam_search(target, prompts, BeamOptions.from_options(options), eos, spelt)
+    assert all(text.text == spelt(text.tokens) for texts in found for text in texts)
     return [[(text.tokens, text.score) for text in texts] for texts in found]
 
 

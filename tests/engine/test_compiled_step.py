@@ -10,9 +10,14 @@ import random_heads as heads
 import tiny
 from foredraft.drafters.eagle3 import Eagle3Drafter, Options
 from foredraft.model.hf.causal_lm import CausalLM
-from foredraft.model.recording.replay import EAGER, Compiled, replay_on
+from foredraft.model.recording.recorder import Compiled, Recorder, recorder_on
 
 PROMPTS = tiny.prompts((18, 24))
+
+
+def logged(recorder: Recorder) -> set[tuple[str, str]]:
+    """What ran as it is, and why."""
+    return recorder._logged.union(*map(logged, recorder._children.values()))
 
 
 @pytest.mark.parametrize(
@@ -34,22 +39,20 @@ def test_compiled_texts(backend: str, temperature: float, branching: tuple[int, 
     target.tap((0, 1, 2))
     options: dict[str, Any] = {"max_new_tokens": 5, "temperature": temperature, "seed": 4}
     counters.clear()
-    replay, found = replay_on(target.device, compile=True, cuda_graphs=False), []
+    recorder, found = recorder_on(target.device, compile=True, cuda_graphs=False), []
     if backend != "inductor":
-        replay = Compiled(backend)
-    assert isinstance(replay, Compiled)
-    for choice in (EAGER, replay):
-        g = tiny.generator(target, *tiny.draft_model(draft, target, 2, branching, choice), replay=choice)
+        recorder = Compiled(backend)
+    assert isinstance(recorder, Compiled)
+    for choice in (None, recorder):
+        g = tiny.generator(target, *tiny.draft_model(draft, target, 2, branching), recorder=choice)
         found.append([result.tokens for result in g.generate(PROMPTS, **options)])
     assert found[0] == found[1]
-    (own,) = replay._children
     whole = "tree" if branching else "chain"
-    assert isinstance(own, Compiled)
-    assert set(own.recordings) == ({"draft"} if backend == "inductor" else {whole})  # on a CPU none with random numbers
-    made = sum(own.recordings.values()) + sum(replay.recordings.values())
+    # on a CPU none with random numbers
+    assert set(recorder.recordings) == ({"draft", "forward"} if backend == "inductor" else {whole, "forward", "tail"})
+    made = recorder.recordings.total()
     assert counters["stats"]["unique_graphs"] == made, "a segment is compiled once for each shape"
-    assert set(replay.recordings) == ({"forward"} if backend == "inductor" else {"forward", "tail"})
-    assert not replay._logged and not own._logged, replay._logged | own._logged
+    assert not logged(recorder)
 
 
 @pytest.mark.slow
@@ -57,15 +60,14 @@ def test_compiled_texts(backend: str, temperature: float, branching: tuple[int, 
 def test_compiled_drafts_of_a_head(rule: str | None):
     target = CausalLM(tiny.build("llama"), fast=False)
     shape = Options(nodes=4, depth=2, top_k=2)
-    replay, found = Compiled("eager"), []
-    for choice in (EAGER, replay):
-        drafter = Eagle3Drafter(shape, heads.eagle3(target), choice)
+    recorder, found = Compiled("eager"), []
+    for choice in (None, recorder):
+        drafter = Eagle3Drafter(shape, heads.eagle3(target))
         target.tap(drafter.needs.hidden_layers)
-        results = tiny.generator(target, drafter, replay=choice, rule=rule).generate(
+        results = tiny.generator(target, drafter, recorder=choice, rule=rule).generate(
             PROMPTS, max_new_tokens=5, temperature=1.0, seed=4
         )
         found.append([(result.tokens, result.stats.drafted, result.stats.accepted) for result in results])
     assert found[0] == found[1]
-    (own,) = replay._children
-    assert isinstance(own, Compiled) and set(own.recordings) == {"catch-up", "tree"}
-    assert not replay._logged and not own._logged, replay._logged | own._logged
+    assert set(recorder.recordings) == {"catch-up", "tree", "forward", "tail"}
+    assert not logged(recorder)

@@ -287,3 +287,14 @@ def test_drafts_are_padded_where_new_widths_are_slow(any_width: bool, width: int
     result = g.generate(PROMPTS[0], SamplingParams(max_new_tokens=12))
     assert result.tokens == runs.plain(PROMPTS[0], max_new_tokens=12)
     assert width in widths and widths <= {1, len(PROMPTS[0]), len(PROMPTS[0]) - 1, width}
+
+
+@pytest.mark.parametrize("made", [tree, chain], ids=["tree", "chain"])
+def test_a_bound_that_no_node_reaches_takes_no_memory(made: Callable[[View], Draft]):
+    """Tensors of a step are as large as ``depth`` and ``turns`` say."""
+    wide = lambda d: with_tree(d, depth=2**24, turns=(2**24,) * 5)  # noqa: E731
+    nodes = made(tiny.view([[3, 5, 7]])).tree.tokens.shape[1]
+    draft, _ = checked(wide(made(tiny.view([[3, 5, 7]]))), tiny.view([[3, 5, 7]]), tiny.VOCAB, "Drafter")
+    assert draft.tree.depth == nodes - 1 and draft.tree.turns == (nodes - 1,) * (nodes - 1)
+    g = tiny.generator(model(), tiny.ScriptedDrafter(lambda view, plan: wide(made(view)), max_nodes=3))
+    assert [result.tokens for result in g.generate(PROMPTS, GREEDY)] == plain()

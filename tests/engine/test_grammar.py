@@ -20,7 +20,7 @@ from foredraft.core.tree import TokenTree
 from foredraft.engine import step, tail
 from foredraft.engine.generator import Generator
 from foredraft.model.hf.causal_lm import CausalLM
-from foredraft.model.recording.replay import EAGER, Compiled
+from foredraft.model.recording.recorder import Compiled
 
 LETTERS = [chr(ord("a") + i) for i in range(26)] + ["1", "2", ",", "ab", "bc", "12", "."]
 """The last ends an output."""
@@ -163,8 +163,22 @@ def test_a_grammar_that_leaves_no_token_ends_its_request_alone(name: str):
     assert isinstance(bad.error, NumericsError)
     assert "the grammar left no token (1 tokens" in str(bad.error) or "(2 tokens" in str(bad.error)
     assert good.error is None and good.text.startswith("abc")
-    with pytest.raises(NumericsError):
-        g.generate([3], grammar=Grammar.choice(["ab"]), min_new_tokens=9)
+
+
+@pytest.mark.parametrize("name", ["none", "liar", "other tree"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_grammars_end_wins_against_a_minimum_of_tokens(name: str, temperature: float):
+    g = generator(name)
+    options: dict[str, Any] = {"max_new_tokens": 20, "temperature": temperature, "seed": 2}
+    params = [
+        foredraft.SamplingParams(grammar=Grammar.choice(["ab"]), min_new_tokens=9, **options),
+        foredraft.SamplingParams(grammar=Grammar.regex("a(bc)*"), min_new_tokens=9, **options),
+        foredraft.SamplingParams(min_new_tokens=9, **options),
+    ]
+    short, long, free = runs.run_each(g, [[3], [3], [3]], params)
+    assert (short.text, short.finish_reason, short.error) == ("ab.", "stop", None), "this vocabulary's end is a dot"
+    assert long.error is free.error is None
+    assert len(long.tokens) >= 9 and len(free.tokens) >= 9
 
 
 def test_a_processor_that_allows_an_illegal_token_fails_its_request():
@@ -247,8 +261,9 @@ def test_200_of_200_answers_of_the_bundled_model_are_valid(drafter: str):
 @pytest.mark.slow
 def test_compiled_texts_of_a_prediction_under_a_grammar():
     options: dict[str, Any] = {"grammar": LISTS, "max_new_tokens": 6, "temperature": 1.0, "seed": 3}
-    target, replay = CausalLM(tiny.build("llama", vocab_size=VOCAB, num_hidden_layers=1), fast=False), Compiled("eager")
-    made = [tiny.generator(target, eos=[EOS], tokenizer=toy(LETTERS), replay=each) for each in (EAGER, replay)]
+    target = CausalLM(tiny.build("llama", vocab_size=VOCAB, num_hidden_layers=1), fast=False)
+    recorder = Compiled("eager")
+    made = [tiny.generator(target, eos=[EOS], tokenizer=toy(LETTERS), recorder=each) for each in (None, recorder)]
     wanted = made[0].generate(PROMPTS[0], **options).tokens
     assert made[1].generate(PROMPTS[0], prediction=wanted, **options).tokens == wanted
-    assert set(replay.recordings) == {"forward", "tail"} and not replay._logged
+    assert set(recorder.recordings) == {"forward", "tail"} and not recorder._logged

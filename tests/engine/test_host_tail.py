@@ -18,7 +18,7 @@ from foredraft.core.transfer import HostCopy
 from foredraft.core.tree import PAD, ROOT, TokenTree
 from foredraft.engine.draft_check import Proposed, checked
 from foredraft.engine.host_tail import HostOut, walk
-from foredraft.engine.tail import Tail, TailOut, read_back
+from foredraft.engine.tail import TailOut, read_back, tail
 
 VOCABULARY, NODES, PROMPT = 5, 9, 4
 KINDS: dict[str, list[dict[str, Any]]] = {
@@ -69,7 +69,7 @@ def draft(source: random.Random, seen: View, *, linear: bool) -> Draft:
 
 def both(seen: View, proposed: Draft, logits: Tensor) -> tuple[HostOut, TailOut, list[Any]]:
     safe, proposal = checked(proposed, seen, VOCABULARY, "Test")
-    wanted = Tail.of(seen, safe, logits, None, proposal, keep_law=False, recorded=False).run()
+    wanted = tail(seen, safe, logits, None, None if proposal is None else proposal.columns, False)
     rows = read_back(safe, proposal, HostCopy(wanted.table), wanted.emitted.shape[1])
     return walk(choose, seen, safe, logits, proposal), wanted, rows
 

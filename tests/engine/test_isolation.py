@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -12,14 +12,12 @@ import torch
 import runs
 import tiny
 from dialects import toy
-from foredraft.core.errors import ForedraftError
-from foredraft.core.sampling import history, truncation, warp
+from foredraft.core.errors import ForedraftError, OptionError
+from foredraft.core.sampling import warp
 from foredraft.core.sampling.grammar import Grammar
 from foredraft.core.sampling.history import BadWords, HistoryRules
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.sampling.truncation import Truncation
-from foredraft.core.sampling.warp import Warp
-from foredraft.drafters.predicted import PredictionCursor
 from foredraft.engine import request
 from foredraft.engine.detokenizer import IncrementalDetokenizer, IncrementalText
 from foredraft.engine.generator import Generator
@@ -145,16 +143,6 @@ class Plant:
             setattr(self.owner, self.name, kept)
 
 
-def parameters(place: int) -> Callable[..., bool]:
-    """This argument holds the guilty request's parameters, alone or among others."""
-
-    def mine(guilty: Sequence, *args: Any) -> bool:
-        given = args[place]
-        return any(each is guilty.params for each in (given if isinstance(given, (list, tuple)) else [given]))
-
-    return mine
-
-
 def owned(get: Callable[[Sequence], object], place: int = 0) -> Callable[..., bool]:
     """This argument is, or holds, what the guilty request owns."""
 
@@ -165,20 +153,6 @@ def owned(get: Callable[[Sequence], object], place: int = 0) -> Callable[..., bo
     return mine
 
 
-def tensor(name: str, value: float) -> Callable[..., bool]:
-    """The object's tensor of this name has this value in some row."""
-
-    def mine(guilty: Sequence, own: Any, *args: Any) -> bool:
-        found = getattr(own, name)
-        return found is not None and bool((found == value).any())
-
-    return mine
-
-
-def its_cursor(guilty: Sequence, cursor: PredictionCursor, *args: Any) -> bool:
-    return cursor._tokens == guilty.params.prediction
-
-
 def itself(guilty: Sequence) -> object:
     return guilty
 
@@ -187,6 +161,12 @@ def told(guilty: Sequence) -> object:
     return guilty._detokenizer
 
 
+RULES = [
+    Plant(warp, "check_token_ids", lambda guilty, *args: True),
+    Plant(warp, "_bias", lambda guilty, *args: True),
+    *(Plant(owner, "of", lambda guilty, *args: True) for owner in (HistoryRules, BadWords, Truncation)),
+]
+"""Where a request's rules are made. They run on the paths of all rows at once, and must not fail there."""
 PLANTS = [
     # when it is admitted
     Plant(PrefixCache, "preferred", owned(itself, 2)),
@@ -195,25 +175,10 @@ PLANTS = [
     Plant(PromptReader, "_start", lambda guilty, reader, reading, *_: guilty in reading.requests.values()),
     Plant(PrefixCache, "hold", owned(itself, 2)),
     Plant(Batch, "admit", owned(itself, 1)),
-    # when a step is prepared
-    Plant(warp, "check_token_ids", parameters(0)),
-    Plant(warp, "_bias", parameters(0)),
-    Plant(HistoryRules, "of", parameters(1)),
-    Plant(BadWords, "of", parameters(1)),
-    Plant(Truncation, "of", parameters(1)),
-    Plant(Sequence, "draft_limit", owned(itself), skip=2),
-    Plant(PredictionCursor, "read", its_cursor, skip=1),
-    Plant(PredictionCursor, "draft", its_cursor, skip=2),
-    # when it is masked and warped, by drafters also
+    # when it is masked
     Plant(Matcher, "masks", owned(lambda guilty: guilty.matcher), skip=2),
-    Plant(Warp, "processed", lambda guilty, own, *_: bool(own.processors) and bool((own.bias == 0.25).any()), skip=2),
-    Plant(HistoryRules, "__call__", tensor("repetition", PENALTY), skip=2),
-    Plant(history, "_penalise_repetition", lambda guilty, scores, nodes, penalty: bool((penalty == PENALTY).any())),
-    Plant(history, "_ban_ngrams", lambda guilty, *args: True, skip=1),
-    Plant(Truncation, "__call__", tensor("top_k", TOP_K), skip=2),
-    Plant(truncation, "_keep_top_k", lambda guilty, scores, top_k, most: bool((top_k == TOP_K).any()), skip=3),
     # when its results are converted
-    Plant(StepResult, "recorded", lambda guilty, *_: True, skip=1),
+    Plant(StepResult, "trace", lambda guilty, *_: True, skip=1),
     Plant(Sequence, "extend", owned(itself), skip=1),
     Plant(Matcher, "advance", owned(lambda guilty: guilty.matcher), skip=1),
     Plant(IncrementalDetokenizer, "push", owned(told), skip=1),
@@ -248,22 +213,71 @@ def test_a_fault_in_the_work_for_one_row_ends_this_row_alone(name: str, plant: P
     assert [each.tokens for each in again[:3]] == wanted[:3]  # the other's random numbers are its own
 
 
-@pytest.mark.parametrize("name", ["other", pytest.param("other tree", marks=pytest.mark.slow)])
-def test_processors_that_fail_where_a_draft_is_made_end_their_row_alone(name: str):
-    """At the third token, which the draft model reaches before the target."""
-    wanted, g = undisturbed(name), build(name)
+@pytest.mark.parametrize("plant", RULES, ids=lambda plant: plant.label)
+def test_what_the_rules_of_a_request_refuse_is_refused_when_it_is_made(plant: Plant):
+    wanted, g = undisturbed("other"), build("other")
     *innocents, guilty = submitted(g)
+    g.engine.cancel([guilty])
+    with plant.planted(guilty), pytest.raises(Planted, match="^planted$"):
+        g.submit(PROMPTS[3:], GUILTY)
+    step_to_the_end(g, innocents)
+    assert [each.tokens for each in innocents] == wanted[:3]
 
-    def fail(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        if ids.shape[1] == len(PROMPTS[3]) + 2:
-            raise Planted("planted")
+
+class Processors:
+    """Processors that fail at call ``fatal``; ``after``: calls of the last one after that."""
+
+    def __init__(self, fatal: int, length: int = 0) -> None:
+        self._fatal, self._length, self._calls, self.failed, self.after = fatal, length, 0, 0, 0
+
+    def fail(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self._calls += 1
+        if ids.shape[1] < self._length or self._calls < self._fatal:
+            return scores
+        self.failed += 1
+        scores.fill_(float("nan"))
+        raise Planted("planted")
+
+    def watch(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.after += self.failed
         return scores
 
-    object.__setattr__(guilty.params, "logits_processor", (fail,))
+
+@pytest.mark.parametrize(
+    ("fatal", "length"),
+    [*((call, 0) for call in range(1, 9)), (1, len(PROMPTS[3]) + 2)],
+    ids=lambda given: str(given),
+)
+@pytest.mark.parametrize("name", ["other", "none", pytest.param("other tree", marks=pytest.mark.slow)])
+def test_processors_that_fail_end_their_row_alone_and_are_not_called_again(name: str, fatal: int, length: int):
+    """In the draft or in the law of the target, which it reaches after the draft."""
+    wanted, g = undisturbed(name), build(name)
+    *innocents, ended = submitted(g)
+    g.engine.cancel([ended])
+    own = Processors(fatal, length)
+    params = replace(GUILTY, logits_processor=(own.fail, own.watch))
+    guilty = g.submit(PROMPTS[3:], params)[0]
     step_to_the_end(g, [*innocents, guilty])
     assert isinstance(guilty.error, ForedraftError) and isinstance(guilty.error.__cause__, Planted)
-    assert [each.tokens for each in innocents] == wanted[:3]
-    object.__setattr__(guilty.params, "logits_processor", (lambda ids, scores: scores,))
+    assert (own.failed, own.after) == (1, 0)
+    assert guilty.tokens == wanted[3][: len(guilty.tokens)]
+    assert [each.tokens for each in innocents] == wanted[:3] and [each.error for each in innocents] == [None] * 3
+    assert params.logits_processor == (own.fail, own.watch)  # a next request has no error of this one
+    again = g.submit(PROMPTS[3:], GUILTY)[0]
+    step_to_the_end(g, [again])
+    assert again.tokens == wanted[3]
+
+
+def test_an_interruption_in_a_processor_is_no_error_of_its_request():
+    g = build("other")
+
+    def interrupt(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        raise KeyboardInterrupt
+
+    sequences = g.submit(PROMPTS[:1], SamplingParams(logits_processor=(interrupt,)))
+    with pytest.raises(KeyboardInterrupt):
+        g.engine.run(sequences)
+    assert sequences[0].error is None and sequences[0].finish_reason == "cancelled" and tiny.pending(g) == 0
 
 
 @pytest.mark.parametrize("holder", ["policy", "drafter"])
@@ -301,3 +315,24 @@ def test_a_call_raises_the_error_that_ended_its_own_request():
     with pytest.raises(Planted, match="^planted$"):
         list(g.stream(PROMPTS[0], max_new_tokens=4, logits_processor=fail))
     assert tiny.pending(g) == 0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        (lambda ids, scores: None, "returned nothing; it must return scores of the shape"),
+        (lambda ids, scores: scores[:, :9], r"returned a tensor of shape \(\d+, 9\)"),
+        (lambda ids, scores: scores.sum(0), r"returned a tensor of shape \(40,\)"),
+        (lambda ids, scores: scores.tolist(), "returned a list"),
+    ],
+    ids=["nothing", "narrow", "one row", "a list"],
+)
+def test_a_processor_that_returns_no_scores_is_named(wrong: Any, sentence: str):
+    g = build("other")
+    first, last = g.submit(PROMPTS[:1], SamplingParams(logits_processor=(wrong,))) + g.submit(
+        PROMPTS[1:2], SamplingParams(max_new_tokens=4)
+    )
+    with pytest.raises(OptionError, match=f"^The logits processor <lambda> {sentence}"):
+        g.engine.run([first])
+    g.engine.run([last])
+    assert len(last.tokens) == 4 and isinstance(first.error, OptionError)

@@ -141,7 +141,7 @@ def test_nothing_is_allocated_while_requests_run_nor_when_others_follow(kind: st
             made.append(torch.Size(shape))
         return persistent_zeros(like, *shape)
 
-    for module in ("model.kv.cache", "engine.state", "drafters.common.feature_cache"):
+    for module in ("model.kv.cache", "engine.state", "drafters.states.feature_cache"):
         monkeypatch.setattr(f"foredraft.{module}.persistent_zeros", spy)
     g = runs.small(kind)
     new = 40

@@ -21,9 +21,9 @@ from foredraft.core.tree import TokenTree
 from foredraft.core.verify import DEFAULT, RULES, Rule
 from foredraft.core.verify.parts import at as at_node, descend, drawn_from, of_tokens, path_from, ratio
 from foredraft.drafters.cascade import Cascade, Options
-from foredraft.drafters.common.build_context import NestedDrafter
+from foredraft.drafters.context import NestedDrafter
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
-from foredraft.engine.nested_loop import NestedLoop, NestedLoopParts
+from foredraft.drafters.states.nested_loop import NestedLoop, NestedLoopParts
 from foredraft.model.hf.causal_lm import CausalLM
 from nested import PROMPT, Chances, Nested, TableDrafter, TableLM, at, enumerated
 from oracle import Draws, Table, loss, random_table, total_variation
@@ -188,7 +188,7 @@ def view_of(texts: list[list[int]], temperature: float, vocab: int = 12, *, draw
 
 def admitted(loop: NestedLoop, rows: int) -> NestedLoop:
     for row in range(rows):
-        loop.admit(row, torch.tensor([1]))
+        loop.admit(row, torch.tensor([1]), {})
     return loop
 
 
@@ -233,7 +233,7 @@ def test_what_the_middle_said_and_the_target_accepted_is_not_read_again():
     model = TableLM(table)
     drafter = TableDrafter(table, 2, Chances(torch.zeros(1, 0, dtype=torch.long), 3, 99), picks=True)
     used = NestedLoop(NestedLoopParts(model, drafter, model.new_cache(), 2), 3)
-    used.admit(0, torch.tensor(PROMPT[:-1]))
+    used.admit(0, torch.tensor(PROMPT[:-1]), {})
     text = list(PROMPT)
     reads = []
     read = used._read

@@ -20,9 +20,10 @@ from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.tree import PAD, TokenTree
 from foredraft.core.verify import DEFAULT, RULES
 from foredraft.core.worth import DraftNodes
+from foredraft.engine.fitting import fitted
 from foredraft.engine.host_tail import HostOut
 from foredraft.engine.policy import Calibrated, Constant, Heuristic, OffFrom, Policy, Throughput
-from foredraft.engine.step import RowStep, StepResult, nodes_of, selected
+from foredraft.engine.step import RowStep, StepResult
 from oracle import Draws, EnumeratingRng, Table, grow, random_table, total_variation, true_law
 
 V, LENGTH, DEEPEST = 2, 4, 2
@@ -83,8 +84,8 @@ def picked(p: Table, q: Table, plan: Plan) -> Draws:
     at = torch.stack([p[len(path)][place(path)] for path in numbers])[None]
     draft = Draft(TokenTree(tokens, parents, depth=plan.length), Law.FIXED, scores=scores)
     if plan.worth is not None and plan.worth.prices:
-        (kept,) = plan.worth.keep(nodes_of(draft))
-        draft, at = selected(draft, [kept]), at[:, kept]
+        (kept,) = plan.worth.keep([DraftNodes(parents[0].tolist(), scores[0].tolist())])
+        draft, at = fitted(draft, plan, any_width=True), at[:, kept]
     return Draws(draft, torch.ones(1, dtype=torch.float64), at)
 
 

@@ -23,9 +23,9 @@ from foredraft.drafters.common import copying
 from foredraft.drafters.common.copying import with_copies
 from foredraft.drafters.predicted import LONGEST, PredictedOutputs, PredictionCursor
 from foredraft.drafters.prompt_lookup import Options as LookupOptions, PromptLookup
+from foredraft.engine.fitting import fitted
 from foredraft.engine.generator import Generator
 from foredraft.engine.policy import Throughput
-from foredraft.engine.step import selected, worthwhile
 from foredraft.model.kv.cache import bucket
 from oracle import SPECS, function_of
 from runs import model
@@ -125,11 +125,11 @@ def test_copies_are_verified_whole():
     tree = TokenTree.chain(torch.tensor([[7, 1, 2, 3], [8, 4, 5, 6], [9, 0, 0, 0]]), torch.tensor([4, 4, 1]))
     draft = with_copies(Draft(tree, Law.FIXED, scores=torch.zeros(3, 4)), [[], [], [4, 4]])
     dear = Worth(Features(0.0, 0.0, 0.0, 0.0), 0.5, (0.5,) * 3, {1: 0.0, 2: 0.5, 6: 9.0})
-    kept = worthwhile(draft, dear)
-    assert kept == [[0, 1], [0, 1], [0, 1, 2]]
-    assert selected(draft, kept).tree.valid.sum(1).tolist() == [2, 2, 3]
+    found = fitted(draft, Plan((3, 3, 0), worth=dear, copies=(0, 0, 2)), any_width=True).tree
+    assert found.lists == ([[7, 1, 7], [8, 4, 8], [9, 4, 4]], [[-1, 0, PAD], [-1, 0, PAD], [-1, 0, 1]])
     alone = Draft(TokenTree.chain(tree.tokens[:2]), Law.FIXED, scores=torch.zeros(2, 4))
-    assert worthwhile(alone, replace(dear, recent=(0.5,) * 2)) == kept[:2]
+    kept = fitted(alone, Plan((3, 3), worth=replace(dear, recent=(0.5,) * 2)), any_width=True).tree
+    assert kept.lists == ([[7, 1], [8, 4]], [[-1, 0], [-1, 0]])
 
 
 def test_without_a_copy_the_draft_is_the_drafters():

@@ -104,6 +104,17 @@ def test_what_others_did_while_no_step_ran_does_not_count(monkeypatch: pytest.Mo
 
 
 @pytest.mark.usefixtures("four_threads")
+def test_what_others_did_in_a_slow_step_counts_also_if_another_engine_ran_since(monkeypatch: pytest.MonkeyPatch):
+    """A thread too many makes steps of seconds: then it has to go all the same."""
+    for between in (0.0, 4.0):
+        machine, shared = Machine(monkeypatch, 4), SharedCores(watch=True)
+        with shared.step():
+            machine.run(3.0, others=2.0)
+        machine.run(between, others=2.0)
+        assert inside(shared) == 2
+
+
+@pytest.mark.usefixtures("four_threads")
 def test_a_generator_on_a_cpu_steps_in_the_threads_that_find_a_core(monkeypatch: pytest.MonkeyPatch):
     machine, seen = Machine(monkeypatch, 4), []
     model = CausalLM(tiny.build())

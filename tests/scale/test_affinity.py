@@ -37,6 +37,15 @@ def test_other_prompts_keys_and_tools_have_other_blocks():
         assert other and not set(other) & set(first)
 
 
+def test_long_bodies_are_compared_as_they_are(monkeypatch: pytest.MonkeyPatch):
+    words = LONG * 300
+    first, second = prompt_blocks(chat(words)), prompt_blocks(chat(words, "An answer.", "And then?"))
+    assert first == second and len(first) == affinity._MOST_BLOCKS
+    assert not set(first) & set(prompt_blocks(chat("x" + words)))
+    monkeypatch.setattr("json.loads", lambda _: pytest.fail("it is not parsed"))
+    assert prompt_blocks(chat(words)) == first
+
+
 def test_the_input_of_a_response_has_blocks():
     def response(**body: object) -> tuple[bytes, ...]:
         return prompt_blocks(json.dumps({"instructions": LONG, **body}).encode())

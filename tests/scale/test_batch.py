@@ -16,6 +16,7 @@ import foredraft
 from foredraft.cli import main
 from foredraft.core.errors import OptionError
 from foredraft.engine.generator import Generator
+from foredraft.files.outputs import locked
 from foredraft.scale.answers import BatchAnswers, BatchOptions
 from foredraft.scale.batch import BatchFile, Report
 
@@ -156,12 +157,81 @@ def test_a_file_that_was_cut_anywhere_is_completed(cut: int, generator: Generato
     assert (tmp_path / "cut").read_bytes() == whole
 
 
-@pytest.mark.parametrize("content", ["my notes\n", '{"custom_id": "other", "response": {"status_code": 200}}\n'])
-def test_a_file_of_something_else_is_left_alone(content: str, generator: Generator, tmp_path: Path):
+THEIRS = {"id": "batch_req_67", "custom_id": "r0", "response": {"status_code": 200, "body": {}}, "error": None}
+OTHERS = {
+    "a note": "my notes",
+    "a line": "my notes\n",
+    "an answer to another request": '{"custom_id": "other", "response": {"status_code": 200}}\n',
+    "an answer of OpenAI": json.dumps(THEIRS) + "\n",
+    "half an answer of OpenAI": json.dumps(THEIRS)[:70],
+    "the id alone": '{"id": "batch_req_0", "custom_id": "r0"}\n',
+    "no status": '{"id": "batch_req_0", "custom_id": "r0", "response": []}\n',
+    "nested": "[" * 100_000 + "\n",
+    "long": "x" * 3_000_000,
+}
+
+
+@pytest.mark.parametrize("content", OTHERS.values(), ids=OTHERS.keys())
+def test_a_file_of_something_else_is_left_alone(content: str, tmp_path: Path):
     (tmp_path / "out").write_text(content)
-    with pytest.raises(OptionError, match="choose another file"):
-        BatchFile(write(tmp_path / "in.jsonl", [chat(0)]), tmp_path / "out")
+    source = write(tmp_path / "in.jsonl", [chat(0)])
+    for run in ({}, RUN):
+        with pytest.raises(OptionError, match="choose another file"):
+            BatchFile(source, tmp_path / "out", run)
     assert (tmp_path / "out").read_text() == content
+    with pytest.raises(OptionError, match="choose another file"):
+        BatchFile(source, source)
+    with pytest.raises(OptionError, match="no file that could be read twice"):
+        BatchFile(Path("/dev/zero"), tmp_path / "new")
+
+
+RUN = {"model": "sample", "seed": 3, "default_max_tokens": 8}
+
+
+def test_a_run_with_other_options_does_not_continue_a_file(generator: Generator, tmp_path: Path):
+    source, out = write(tmp_path / "in.jsonl", [chat(0), chat(1)]), tmp_path / "out.jsonl"
+    answer(generator, BatchFile(source, out, RUN), run=RUN)
+    whole = out.read_bytes()
+    assert [each["foredraft"] for each in read(out)] == [RUN, RUN]
+    for cut in (len(whole), len(whole) // 2 + 40):
+        out.write_bytes(whole[:cut])
+        with pytest.raises(OptionError, match="was begun with seed 3, not seed 4: use the same options to continue it"):
+            BatchFile(source, out, {**RUN, "seed": 4})
+        with pytest.raises(OptionError, match="was begun with seed 3, weights None, not seed None, weights 'int4'"):
+            BatchFile(source, out, {"model": "sample", "default_max_tokens": 8, "weights": "int4"})
+        assert out.read_bytes() == whole[:cut]
+    for cut in range(0, len(whole), 7):
+        out.write_bytes(whole[:cut])
+        assert BatchFile(source, out, RUN).answered == whole[:cut].count(b"\n")
+        kept = out.read_bytes()
+        assert kept == whole[: whole[:cut].rfind(b"\n") + 1]
+
+
+def test_two_runs_never_write_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    source, out = write(tmp_path / "in.jsonl", [chat(0)]), tmp_path / "out.jsonl"
+    with locked(out):
+        assert main(["batch", str(source), str(out), "-d", "none"]) == 2
+    assert f"Another run uses {out}" in " ".join(capsys.readouterr().err.split()) and not out.exists()
+
+
+def test_responses_are_answered_as_chats(generator: Generator, tmp_path: Path):
+    body = {"input": "Hello", "max_output_tokens": 8, "temperature": 0}
+    asked = {"custom_id": "r0", "method": "POST", "url": "/v1/responses", "body": body}
+    sampled = {**asked, "custom_id": "r2", "body": {**body, "temperature": 1.0}}
+    found = run(generator, write(tmp_path / "in.jsonl", [asked, chat(1), sampled, sampled]), tmp_path / "out.jsonl")
+    first, second, *others = (each["response"]["body"] for each in found)
+    assert first["object"] == "response" and first["id"] == "resp_0" and first["status"] == "completed"
+    assert first["usage"]["output_tokens"] == second["usage"]["completion_tokens"]
+    assert first["output"][0]["content"][0]["text"] == second["choices"][0]["message"]["content"]
+    assert len({json.dumps(each["output"][0]["content"]) for each in others}) == 2, "each has a seed of its own"
+
+
+def test_another_model_is_refused_before_an_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    source = write(tmp_path / "in.jsonl", ["{", chat(0), chat(1, model="gpt-4o mini"), chat(2, model=3)])
+    out = tmp_path / "out.jsonl"
+    assert main(["batch", str(source), str(out), "-d", "none"]) == 2
+    sentence = "request 3 asks for the model 'gpt-4o mini', and this one is 'sample': give --name 'gpt-4o mini'"
+    assert sentence in " ".join(capsys.readouterr().err.split()) and not out.exists()
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

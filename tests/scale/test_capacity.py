@@ -11,10 +11,13 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
+import foredraft
+import gguf_files
 import tiny
 from foredraft.cli import main
 from foredraft.core.errors import ModelError, OptionError
 from foredraft.heads.formats import inspect_head
+from foredraft.model.gguf.file import GgufFile
 from foredraft.model.loading.bundled import resolve
 from foredraft.model.loading.sizes import ModelSizes, model_sizes
 from foredraft.model.memory import stored_bytes
@@ -33,6 +36,36 @@ def test_sizes_are_those_of_the_loaded_model(name: str, tmp_path: Path):
         filled = raw(torch.zeros(1, 1, dtype=torch.long), use_cache=True).past_key_values
     assert sizes.kv_token == sum(part.nbytes for layer in filled.layers for part in (layer.keys, layer.values))
     assert model_sizes(str(tmp_path), "bfloat16").kv_token == sizes.kv_token // 2
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "F16", "F32"])
+def test_a_gguf_file_counts_as_it_is_stored(kind: str, tmp_path: Path):
+    model, path = tiny.build("llama", intermediate_size=64, head_dim=32, tie_word_embeddings=True), tmp_path / "m.gguf"
+    gguf_files.writer().write(path, model, kind=kind)
+    sizes, size = model_sizes(str(path)), path.stat().st_size
+    assert 0.5 * size < sizes.weights < size, "the rest is the header"
+    file = GgufFile(path)
+    assert sizes.weights == sum(file.data(name).nbytes for name in file.tensors)
+    with foredraft.load(str(path), "none") as g:
+        states = g.engine.target.token_bytes if kind[0] == "Q" else sizes.kv_token
+        if kind[0] == "Q":
+            assert sizes.weights == pytest.approx(g.engine.target.weight_bytes, rel=0.1)
+    assert sizes.kv_token == states
+    floats = model_sizes(str(path), "float32")
+    assert floats.weights == stored_bytes(model) and floats.kv_token == sizes.kv_token * (1 if kind == "F32" else 2)
+
+
+def test_quantised_folders_count_as_they_are_stored(tmp_path: Path):
+    model = tiny.build("llama", intermediate_size=64)
+    model.save_pretrained(tmp_path / "floats")
+    foredraft.quantize(tmp_path / "floats", tmp_path / "int4", "int4")
+    assert model_sizes(str(tmp_path / "floats")).weights == stored_bytes(model)
+    found, file = model_sizes(str(tmp_path / "int4")), tmp_path / "int4" / "foredraft.safetensors"
+    assert found.weights == file.stat().st_size < stored_bytes(model) / 2
+    config = json.loads((tmp_path / "floats" / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "awq", "bits": 4}
+    (tmp_path / "floats" / "config.json").write_text(json.dumps(config))
+    assert model_sizes(str(tmp_path / "floats")).weights == (tmp_path / "floats" / "model.safetensors").stat().st_size
 
 
 def test_a_model_that_routes_by_values_is_refused(tmp_path: Path):

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import faulthandler
 import functools
 import threading
 import time
@@ -11,6 +12,7 @@ from typing import Any
 
 import httpx
 import openai
+import pytest
 
 import tiny
 from foredraft.core.sampling.params import SamplingParams
@@ -74,7 +76,7 @@ class Running:
 @contextlib.contextmanager
 def served(of: Generator, **options: Any) -> Iterator[Running]:
     """Serve a generator until the end of the context."""
-    server = Server(of, (NAME,), ServeOptions(port=0, **options))
+    server = Server(of, (NAME,), ServeOptions(**{"port": 0, "drain_seconds": 10, **options}))
     started = threading.Event()
 
     async def main() -> None:
@@ -92,7 +94,9 @@ def served(of: Generator, **options: Any) -> Iterator[Running]:
     finally:
         server.should_exit = True
         thread.join(30)
-        assert not thread.is_alive()
+        if thread.is_alive():
+            faulthandler.dump_traceback(all_threads=True)
+            pytest.fail(f"The server has not ended: {server.server_state.tasks}, {server.server_state.connections}.")
 
 
 def until(true: Callable[[], bool]) -> None:

@@ -68,6 +68,22 @@ def test_defaults_and_ends():
     assert made.completion(CompletionRequest(prompt="abc", top_k=-1)).params.top_k is None
 
 
+def test_what_a_request_leaves_open_is_the_models():
+    """Else it is greedy, as the library is."""
+    chat: Any = [{"role": "user", "content": "hi"}]
+    assert converter().chat(ChatRequest(messages=chat)).params == SamplingParams(max_new_tokens=77)
+    own = {"temperature": 0.6, "top_k": 20, "top_p": 0.9, "repetition_penalty": 1.1, "logit_bias": {3: -1.0}}
+    generator = servers.generator()
+    generator.defaults = {**own, "max_new_tokens": 40, "min_new_tokens": 30}
+    made = converter_for(generator, 77)
+    assert made.chat(ChatRequest(messages=chat)).params == SamplingParams(**generator.defaults)
+    assert made.completion(CompletionRequest(prompt="a")).params.max_new_tokens == 40
+    body: Any = {"temperature": 0.0, "top_k": -1, "top_p": 1.0, "repetition_penalty": 1.0, "logit_bias": {"5": 2.0}}
+    asked = made.completion(CompletionRequest(prompt="a", max_tokens=9, **body)).params
+    assert (asked.temperature, asked.top_k, asked.top_p, asked.repetition_penalty) == (0.0, None, 1.0, 1.0)
+    assert asked.logit_bias == {3: -1.0, 5: 2.0} and (asked.min_new_tokens, asked.max_new_tokens) == (9, 9)
+
+
 def bundled() -> Tokenizer:
     return Tokenizer(AutoTokenizer.from_pretrained(Path(foredraft.__path__[0]) / "models" / "sample-16m"))
 

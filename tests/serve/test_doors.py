@@ -77,6 +77,7 @@ BODIES: dict[str, tuple[bytes, str]] = {
     "digits": (b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}", "The body has a number with too many digits."),
     "nested": (b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "The body is nested too deep."),
     "a list": (b"[1]", "The body must be a JSON object (content-type: application/json)."),
+    "empty": (b" ", "The body must be a JSON object (content-type: application/json)."),
 }
 
 
@@ -85,9 +86,95 @@ def test_a_body_that_cannot_be_read_says_why(case: str, server: servers.Running,
     caplog.set_level(logging.WARNING)
     content, sentence = BODIES[case]
     headers = {"content-type": "application/json"}
-    answer = httpx.post(f"{server.url}/v1/completions", content=content, headers=headers)
+    answer = httpx.post(f"{server.url}/v1/completions", content=content, headers=headers, timeout=60)
     assert answer.status_code == 400 and answer.json()["error"]["message"] == sentence
     assert not caplog.records, "a client's fault is no fault of the server"
+
+
+def test_bodies_that_are_no_plain_json(server: servers.Running):
+    body = json.dumps({"prompt": "abc", "max_tokens": 1}).encode()
+    cases: list[tuple[dict[str, str], int, str]] = [
+        ({}, 200, ""),
+        ({"content-type": "application/json; charset=utf-8"}, 200, ""),
+        ({"content-type": "application/vnd.api+json"}, 200, ""),
+        ({"content-type": "text/plain"}, 400, "(content-type: application/json, not text/plain)"),
+        ({"origin": "https://page.example"}, 400, "(content-type: application/json, not none)"),
+        ({"content-encoding": "gzip"}, 415, "Bodies with content-encoding gzip are not supported"),
+    ]
+    for headers, status, message in cases:
+        answer = httpx.post(f"{server.url}/v1/completions", content=body, headers=headers)
+        assert answer.status_code == status and message in answer.text, (headers, answer.text)
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}
+IMAGES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, IMAGE]}]},
+    "/v1/responses": {"input": [{"role": "user", "content": [{**IMAGE, "type": "input_image"}]}]},
+}
+
+
+@pytest.mark.parametrize("path", IMAGES)
+def test_images_are_not_supported(path: str, server: servers.Running):
+    answer = server.post(IMAGES[path], path)
+    assert answer.status_code == 400 and "Only text is supported, not 'i" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/", "/health", "/v1/models", "/openapi.json", "/v1/nothing"])
+def test_head_is_get_without_a_body(path: str, server: servers.Running):
+    got, head = server.get(path), httpx.head(server.url + path)
+    assert (head.status_code, head.content) == (got.status_code, b"")
+    assert head.headers["content-length"] == str(len(got.content))
+
+
+def test_keys_in_any_alphabet():
+    keys = ("schlüssel", "ключ", "à")
+    with servers.served(servers.generator(), api_key=keys) as running:
+        cases = [(key.encode(), 200) for key in keys] + [("schlüssel".encode("latin-1"), 200), (b"????", 401)]
+        for value, status in cases:
+            found = running.get("/v1/models", headers={b"authorization": b"Bearer " + value})
+            assert found.status_code == status, value
+
+
+def test_pages_can_read_refusals():
+    origin = {"origin": "https://page.example", "content-type": "application/json"}
+    options: dict[str, Any] = {"cors_origin": (origin["origin"],), "api_key": ("k",), "max_body_bytes": 1000}
+    with servers.served(servers.generator(), **options) as running:
+        mine = {**origin, "authorization": "Bearer k"}
+
+        def post(body: str, headers: dict[str, str]) -> httpx.Response:
+            return httpx.post(f"{running.url}/v1/completions", content=body, headers=headers)
+
+        answers = [post("{}", origin), post(" " * 1001, mine), post("{}", mine)]
+        running.service.draining = True
+        running.server.app.state.api.stop()
+        answers.append(post('{"prompt": "a"}', mine))
+    assert [each.status_code for each in answers] == [401, 413, 400, 503]
+    for each in answers:
+        assert each.headers["access-control-allow-origin"] == origin["origin"] and each.headers["x-request-id"]
+
+
+@pytest.mark.parametrize("closes", [False, True])
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_client_that_sends_too_much_can_read_why(chunked: bool, closes: bool):
+    """It sends all of its body before it reads, as most clients do."""
+    size = 20 * 2**20
+    length = b"transfer-encoding: chunked" if chunked else b"content-length: %d" % size
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n" + length + b"\r\n"
+    part, next_one = b" " * 2**16, b"GET /health HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n"
+    with servers.served(servers.generator(), max_body_bytes=2**20) as running:
+        host, port = running.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=60) as connection:
+            connection.sendall(head + (b"connection: close\r\n\r\n" if closes else b"\r\n"))
+            for _ in range(size // len(part)):
+                connection.sendall(b"%x\r\n%s\r\n" % (len(part), part) if chunked else part)
+            connection.sendall(b"0\r\n\r\n" if chunked else b"")
+            connection.sendall(b"" if closes else next_one)
+            answer = b""
+            while more := connection.recv(1 << 16):
+                answer += more
+    first, _, second = answer.partition(b"HTTP/1.1 200 OK")
+    assert first.startswith(b"HTTP/1.1 413") and b"The body has more than 1048576 bytes (--max-body-bytes)." in first
+    assert bool(second) is not closes, "the connection can be used again"
 
 
 def sent(server: servers.Running, *parts: bytes) -> tuple[int, Any]:

@@ -16,6 +16,7 @@ TAGGED = (
     "{% for m in messages %}{{ m['content'] }}{% endfor %}\nCall: "
 )
 BARE = TAGGED.replace("<tool_call>", "no")
+LISTED = TAGGED.replace("<tool_call>", "[TOOL_CALLS]")
 TIME: dict[str, Any] = {"type": "function", "function": {"name": "now"}}
 ADD: dict[str, Any] = {
     "type": "function",
@@ -33,7 +34,7 @@ ADD: dict[str, Any] = {
 SCHEMA = jsonschema_rs.validator_for(ADD["function"]["parameters"])
 
 
-@pytest.fixture(scope="module", params=[TAGGED, BARE], ids=["tagged", "bare"])
+@pytest.fixture(scope="module", params=[TAGGED, BARE, LISTED], ids=["tagged", "bare", "listed"])
 def sample(request: pytest.FixtureRequest) -> Iterator[openai.OpenAI]:
     """A client of a server with the bundled model and a template that has tools."""
     g = foredraft.load("sample", "prompt_lookup")

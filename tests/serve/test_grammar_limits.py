@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,13 +15,13 @@ import servers
 from foredraft.core.sampling.grammar import Grammar
 from foredraft.serve import conversions
 from foredraft.serve.conversions import _REST_SECONDS, _WORK_SECONDS, Apart, Conversions
-from foredraft.serve.convert import Converter
-from foredraft.serve.limited_calls import LimitedCalls, Limits
 from foredraft.serve.options import ServeOptions
+from foredraft.serve.reading import BodyReader, RequestLabel
 from foredraft.serve.schema import ChatRequest
 from foredraft.serve.service import converter_for
+from foredraft.serve.workers import Limits, Worker
 
-_SCHEMA = {"type": "object", "properties": {f"p{i}": {"type": "string", "maxLength": 5000} for i in range(30)}}
+_SCHEMA = {"type": "object", "properties": {f"p{i}": {"type": "null"} for i in range(3000)}}
 LONG: dict[str, Any] = {"json": _SCHEMA}
 """Compiles for more than 20 seconds."""
 LARGE: dict[str, Any] = {"regex": "|".join(f"[ab]{{{size}}}" for size in range(1, 800))}
@@ -31,14 +32,14 @@ LARGE: dict[str, Any] = {"regex": "|".join(f"[ab]{{{size}}}" for size in range(1
 def tries(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The grammars that were tried in a process."""
     seen: list[Any] = []
-    run = LimitedCalls.run
+    run = Worker.run
 
-    async def counted(self: LimitedCalls, function: Any, *args: Any, **options: Any) -> Any:
+    async def counted(self: Worker, function: Any, *args: Any, **options: Any) -> Any:
         if function is Apart.try_grammar:
             seen.append(args[0])
         return await run(self, function, *args, **options)
 
-    monkeypatch.setattr(LimitedCalls, "run", counted)
+    monkeypatch.setattr(Worker, "run", counted)
     return seen
 
 
@@ -113,30 +114,27 @@ def compiled_by(conversions: Callable[[], Conversions], grammars: list[Grammar])
 def made_conversions(busy: Callable[[], bool] = lambda: False) -> Conversions:
     generator = servers.generator()
     options = ServeOptions(grammar_seconds=10.0)
-    return Conversions(converter_for(generator, 7), generator.engine.compile_grammar, options, busy)
+    return Conversions(
+        BodyReader(converter_for(generator, 7), (servers.NAME,)), generator.engine.compile_grammar, options, busy
+    )
 
 
-def test_long_grammars_take_turns_of_their_own(monkeypatch: pytest.MonkeyPatch):
+def test_long_grammars_have_processes_of_their_own(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(conversions, "_FIRST_SECONDS", (0.002, 0.004))
     tried: list[float] = []
-    active = {0.002: [0, 0], 0.004: [0, 0], 10.0: [0, 0]}  # now, at most
-    run = LimitedCalls.run
+    workers: dict[float, set[Worker]] = {}
+    run = Worker.run
 
-    async def trying(self: LimitedCalls, function: Any, grammar: Any, limits: Limits) -> Any:
-        assert limits.pausable and limits.seconds is not None
+    async def trying(self: Worker, function: Any, grammar: Any, limits: Limits) -> Any:
+        assert limits.seconds is not None
         tried.append(limits.seconds)
-        level = active[limits.seconds]
-        level[0] += 1
-        level[1] = max(level)
-        try:
-            return await run(self, function, grammar, limits=limits)
-        finally:
-            level[0] -= 1
+        workers.setdefault(limits.seconds, set()).add(self)
+        return await run(self, function, grammar, limits=limits)
 
-    monkeypatch.setattr(LimitedCalls, "run", trying)
+    monkeypatch.setattr(Worker, "run", trying)
     compiled_by(made_conversions, TRIED)
-    assert active == {seconds: [0, 1] for seconds in active}
     assert sorted(tried) == [0.002, 0.002, 0.004, 0.004, 10.0, 10.0]
+    assert [len(each) for each in workers.values()] == [1, 1, 1] and len(set[Worker]().union(*workers.values())) == 3
 
 
 def test_small_grammars_are_handed_over_and_large_ones_compiled_again(monkeypatch: pytest.MonkeyPatch):
@@ -156,24 +154,19 @@ def test_small_grammars_are_handed_over_and_large_ones_compiled_again(monkeypatc
 def test_grammars_rest_while_requests_run_and_go_on_when_none_run(
     monkeypatch: pytest.MonkeyPatch, tries: list[Any], pool: ThreadPoolExecutor
 ):
-    told: list[str] = []
-
-    def recorded(name: str) -> None:
-        method = getattr(LimitedCalls, name)
-        monkeypatch.setattr(LimitedCalls, name, lambda self: told.append(name) or method(self))
-
-    recorded("pause")
-    recorded("resume")
+    told: list[int] = []
+    tell = Conversions._tell
+    monkeypatch.setattr(Conversions, "_tell", lambda self, number: told.append(number) or tell(self, number))
     with servers.served(servers.generator(), grammar_seconds=60.0, request_timeout=30.0) as server:
         asked = trying(server, pool, tries)
         time.sleep(5 * (_WORK_SECONDS + _REST_SECONDS))
         assert not told
-        while "pause" not in told:
+        while signal.SIGSTOP not in told:
             assert server.post({"prompt": "abc", "max_tokens": 200, "ignore_eos": True}).status_code == 200
-        servers.until(lambda: server.service.idle and told[-1] == "resume")
+        servers.until(lambda: server.service.idle and told[-1] == signal.SIGCONT)
         count = len(told)
         time.sleep(5 * (_WORK_SECONDS + _REST_SECONDS))
-        assert told == ["pause", "resume"] * (count // 2) and not asked.done()
+        assert told == [signal.SIGSTOP, signal.SIGCONT] * (count // 2) and not asked.done()
         server.service.draining = True
         server.server.should_exit = True
         assert asked.result().status_code == 503
@@ -194,40 +187,44 @@ def test_a_compilation_ends_with_its_request(pool: ThreadPoolExecutor):
         assert server.get("/metrics").text.count('foredraft_errors_total{code="408"} 2.0') == 1
 
 
-def test_long_bodies_are_converted_alike_in_a_process(monkeypatch: pytest.MonkeyPatch):
-    generator = servers.generator()
-    converter = converter_for(generator, 7)
+def test_long_bodies_are_read_alike_in_a_process(monkeypatch: pytest.MonkeyPatch):
+    label = RequestLabel("1", 2)
     fields: dict[str, Any] = {
         "messages": [{"role": "user", "content": "hi there"}] * 50,
         "stop": ["x"],
         "max_tokens": 3,
+        "return_token_ids": True,
+        "stream": True,
+        "prediction": {"type": "content", "content": "what is expected"},
     }
     wrong = {**fields, "chat_template_kwargs": {"tokenize": True}}
     sent: list[Any] = []
-    run = LimitedCalls.run
+    run = Worker.run
 
-    async def running(self: LimitedCalls, *args: Any) -> Any:
+    async def running(self: Worker, *args: Any) -> Any:
         sent.append(args)
         return await run(self, *args)
 
-    monkeypatch.setattr(LimitedCalls, "run", running)
+    monkeypatch.setattr(Worker, "run", running)
 
     async def both() -> None:
         made = made_conversions()
 
-        async def convert(body: dict[str, Any], shortest: int) -> Any:
-            monkeypatch.setattr(conversions, "_SHORT_BYTES", shortest)
-            return await made.convert(Converter.chat, ChatRequest(**body), json.dumps(body).encode())
+        async def read(body: dict[str, Any], shortest: int) -> Any:
+            monkeypatch.setattr(conversions, "SHORT_BYTES", shortest)
+            return await made.read(BodyReader.chat, json.dumps(body).encode(), label)
 
         try:
-            short, long = [await convert(fields, size) for size in (10**6, 0)]
-            assert short == long
-            assert short.prompts == converter.chat(ChatRequest(**fields)).prompts
-            assert sent == [(Apart.convert, "chat", ChatRequest, json.dumps(fields).encode())]
+            short, long = [await read(fields, size) for size in (10**6, 0)]
+            assert short == long and short.stream and short.renderer.return_token_ids
+            job = short.renderer.job
+            assert job.prompts == converter_for(servers.generator(), 7).chat(ChatRequest(**fields)).prompts
+            assert job.params.prediction == tuple(servers.tokenizer().encode_many(["what is expected"])[0])
+            assert sent == [(Apart.read, "chat", json.dumps(fields).encode(), label)]
             errors = []
             for size in (10**6, 0):
                 with pytest.raises(Exception, match="is not a variable") as caught:
-                    await convert(wrong, size)
+                    await read(wrong, size)
                 errors.append((type(caught.value), str(caught.value)))
             assert errors[0] == errors[1]
         finally:

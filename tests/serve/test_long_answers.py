@@ -7,11 +7,12 @@ import servers
 
 from foredraft.serve import conversions
 from foredraft.serve.conversions import Apart
-from foredraft.serve.limited_calls import LimitedCalls
+from foredraft.serve.workers import Worker
 
 GREEDY = {"temperature": 0.0, "min_tokens": 40, "ignore_eos": True}
 LONG: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": ["abc", "xyz"], "n": 2, "max_tokens": 40, "logprobs": 15, "echo": True, **GREEDY},
+    "/v1/completions?scores": {"prompt": ["abc" * 20, "xyz" * 20], "max_tokens": 0, "logprobs": 20, "echo": True},
     "/v1/chat/completions": {
         "messages": [{"role": "user", "content": "abc"}],
         "n": 3,
@@ -43,13 +44,13 @@ def plain(answer: Any) -> Any:
 
 def test_long_answers_are_written_alike_in_a_process(monkeypatch: pytest.MonkeyPatch):
     rendered: list[Any] = []
-    run = LimitedCalls.run
+    run = Worker.run
 
-    async def counted(self: LimitedCalls, function: Any, *args: Any, **options: Any) -> Any:
+    async def counted(self: Worker, function: Any, *args: Any, **options: Any) -> Any:
         rendered.append(function)
         return await run(self, function, *args, **options)
 
-    monkeypatch.setattr(LimitedCalls, "run", counted)
+    monkeypatch.setattr(Worker, "run", counted)
     with servers.served(servers.generator()) as server:
         apart = [server.post(body, path) for path, body in LONG.items()]
         assert rendered == [Apart.render] * len(LONG)

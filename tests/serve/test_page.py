@@ -133,6 +133,71 @@ def test_a_chat_streams_and_its_steps_are_drawn(
     assert tab.complaints == []
 
 
+MARKDOWN = (
+    "# Title of **it**\n\nSome *words*, __bold__, `x = a*b*c`, snake_case_name, 2 * 3 * 4 and [link](http://x/y).\n"
+    "- one\n  - two **deep**\n1. first\n> quoted\n---\n"
+    "```python\ndef f(a):\n    return a ** 2  # *i*\n```\n| a | b |\n*open"
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [1, 3, 7, 1000])
+def test_answers_are_drawn_as_markdown_and_stay_the_text(server: servers.Running, tab: Browser, size: int):
+    """In pieces of any size; marks are hidden, not left out."""
+    tab.open(server.url)
+    pieces = [MARKDOWN[place : place + size] for place in range(0, len(MARKDOWN), size)]
+    tab.run(
+        "window.run = new Run('x', document.getElementById('log'));"
+        f"{json.dumps(pieces)}.forEach((text, i) => run.write({{text, tokens: 1, by: i % 2 ? 'drafter' : 'target'}}))"
+    )
+
+    def seen(selector: str) -> list[str]:
+        """The texts of lines or parts as they are seen."""
+        return tab.run(f"[...run.text.querySelectorAll('{selector}')].map(each => each.innerText)")
+
+    assert tab.run("run.text.textContent") == MARKDOWN
+    shown = [line.rstrip("\n") for line in seen(":scope > div")]
+    plain = "Some words, bold, x = a*b*c, snake_case_name, 2 * 3 * 4 and link."
+    lists = ["one", "two deep", "1. first", "quoted"]
+    code = ["", "def f(a):", "    return a ** 2  # *i*", ""]
+    assert shown == ["Title of it", "", plain, *lists, "", *code, "| a | b |", "*open"]
+    for selector, text in ((".b", "itbolddeep"), (".c", "x = a*b*c"), (".a", "link"), (".i", "words")):
+        assert "".join(seen(selector)) == text
+    drafted = "".join(piece for place, piece in enumerate(pieces) if place % 2)
+    assert tab.run("[...run.text.querySelectorAll('.drafter')].map(each => each.textContent).join('')") == drafted
+    tab.run("document.getElementById('markdown').click()")
+    assert [line.rstrip("\n") for line in seen(":scope > div")] == MARKDOWN.split("\n") and tab.complaints == []
+
+
+@pytest.mark.slow
+def test_an_answer_that_is_cut_says_so_and_no_token_is_an_empty_box(server: servers.Running, tab: Browser):
+    tab.open(server.url)
+    tab.run("document.getElementById('tokens').value = 5; document.getElementById('prompt').focus()")
+    tab.type("abc")
+    tab.press("Enter", "\r")
+    tab.wait("!document.getElementById('send').disabled && document.querySelectorAll('.run').length === 1")
+    assert "Cut after 5 tokens" in tab.run("document.querySelector('.run').textContent")
+    step = {
+        "tokens": [4, 0],
+        "texts": ["a", ""],
+        "parents": [-1, 0],
+        "path": [1],
+        "emitted": [0, 2],
+        "emitted_texts": ["", "<|end|>"],
+    } | {"by": "drafter", "seconds": 1.0, "rows": 1}
+    tab.run(f"drawStep({json.dumps(step)}, 0, 1)")
+    assert tab.run("[...document.querySelectorAll('#tree text')].map(each => each.textContent)") == ["a", "#0", "⟨end⟩"]
+    tab.run("document.getElementById('tokens').value = ''")
+    tab.run(
+        "window.sent = []; window.realFetch = fetch;"
+        "window.fetch = (path, given) => { if (given.body) sent.push(given.body); return realFetch(path, given); };"
+    )
+    tab.run("answer({add() {}, end() {}}, true, 'abc', 1, undefined)")
+    (sent,) = tab.run("sent")
+    assert "max_tokens" not in json.loads(sent), "the server's limit holds"
+    assert tab.complaints == []
+
+
 @pytest.mark.slow
 def test_what_is_no_text_stays_text(server: servers.Running, tab: Browser):
     tab.open(server.url)

@@ -166,9 +166,9 @@ def test_items_become_turns():
     calls = [{"id": n, "function": {"name": name, "arguments": "{}"}} for n, name in (("1", "f"), ("2", "g"))]
     assert chat(body)["messages"] == [
         {"role": "system", "content": "I\n\nD"},
-        {"role": "user", "content": "ab"},
+        {"role": "user", "content": "a\nb"},
         {"role": "assistant", "tool_calls": calls},
-        {"role": "tool", "tool_call_id": "1", "content": "ab"},
+        {"role": "tool", "tool_call_id": "1", "content": "a\nb"},
         {"role": "tool", "tool_call_id": "2", "content": "c"},
         {"role": "system", "content": "S"},
     ]
@@ -251,7 +251,11 @@ def test_fields_without_effect_are_taken(client: openai.OpenAI):
         ({"max_tokens": 5}, 400, "Unknown field 'max_tokens'. Did you mean"),
         ({"temperature": -1.0}, 400, "temperature must be"),
         ({"input": []}, 400, "input"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, 400, "An item is a message, a function_call or"),
+        (
+            {"input": [{"type": "item_reference", "id": "x"}]},
+            400,
+            "An item is a message, a reasoning, a function_call or",
+        ),
         ({"input": [{"type": "message", "role": "user", "content": [{"type": "input_image"}]}]}, 400, "input"),
         ({"input": "a" * 3000}, 400, "the model's context"),
         ({"tools": [{"type": "web_search"}]}, 400, "tools.0.type"),

@@ -1,8 +1,10 @@
 """What the server does under load, when clients go away, when steps fail, and when it stops."""
 
 import asyncio
+import io
 import json
 import logging
+import re
 import signal
 import threading
 import time
@@ -23,7 +25,7 @@ from foredraft.core.draft import Draft
 from foredraft.core.drafter import Needs, Plan, View
 from foredraft.core.errors import DrafterError, LawError, OptionError
 from foredraft.engine.generator import DrafterInfo, Generator
-from foredraft.serve.logs import JsonLines, log_to_stderr
+from foredraft.serve.logs import JsonLines, Lines, log_to_stderr
 from foredraft.serve.options import API_KEY, ServeOptions
 from foredraft.serve.render import CompletionRenderer
 from foredraft.serve.service import Service
@@ -210,7 +212,7 @@ def test_no_progress_is_unhealthy_until_there_is_some():
         generator = hooked(lambda view: stalled.wait(20) and None)  # type: ignore[func-returns-value]
         service = Service(generator, ServeOptions(stall_seconds=1.0))
         job: Any = servers.job(PROMPT, max_new_tokens=4)
-        with service.start(job) as outputs:
+        with await service.start(job) as outputs:
             task = asyncio.ensure_future(outputs.results())
             service.look()
             assert service.healthy
@@ -266,25 +268,69 @@ def test_metrics_count_what_was_served():
     assert float(values['foredraft_errors_total{code="400"}']) == 1
 
 
+def record(message: str, level: int = logging.INFO, **facts: object) -> logging.LogRecord:
+    made = logging.LogRecord("foredraft.serve", level, "", 0, message, (), None)
+    made.facts = facts
+    return made
+
+
+def test_on_a_terminal_log_lines_are_for_people():
+    def said(given: logging.LogRecord) -> str:
+        clock, _, rest = Lines().format(given).partition("  ")
+        assert re.fullmatch(r"\d\d:\d\d:\d\d", clock)
+        return rest
+
+    started = said(record("Serving on x.", page="http://127.0.0.1:8000/", api="http://127.0.0.1:8000/v1"))
+    assert [line.split() for line in started.splitlines() if "http" in line] == [
+        ["page", "http://127.0.0.1:8000/"],
+        ["API", "http://127.0.0.1:8000/v1"],
+    ]
+    facts = {"request_id": "1", "method": "POST", "path": "/v1/responses", "status": 400, "seconds": 1.234}
+    assert said(record("request", **facts)) == "400  POST /v1/responses  1.23 s"
+    assert said(record("Cut off.", logging.WARNING)) == "Warning: Cut off." and said(record("Hello.")) == "Hello."
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_logs_are_json_unless_stderr_is_a_terminal(monkeypatch: pytest.MonkeyPatch, terminal: bool):
+    """Also if a spinner takes the place of stderr meanwhile."""
+    first, later = io.StringIO(), io.StringIO()
+    monkeypatch.setattr(first, "isatty", lambda: terminal, raising=False)
+    monkeypatch.setattr("sys.stderr", first)
+    log_to_stderr()
+    monkeypatch.setattr("sys.stderr", later)
+    logging.getLogger("foredraft.serve").info("Hello.")
+    for path in ("/live", "/v1/models"):
+        facts = {"path": path, "status": 200, "method": "GET", "seconds": 0.1}
+        logging.getLogger("foredraft.serve").info("request", extra={"facts": facts})
+    logging.getLogger("uvicorn").info("Started.")
+    lines = later.getvalue().splitlines()
+    assert first.getvalue() == ""
+    if terminal:
+        assert [line[10:] for line in lines] == ["Hello.", "200  GET /v1/models  0.10 s"]
+    else:
+        said = [json.loads(line) for line in lines]
+        assert [each["message"] for each in said] == ["Hello.", "request", "request", "Started."]
+
+
+def test_the_start_names_the_addresses_to_open(caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.INFO, logger="foredraft.serve")
+    with servers.served(servers.generator()) as running:
+        port = running.url.rpartition(":")[2]
+    (started,) = [each.facts for each in caplog.records if each.getMessage().startswith("Serving on ")]
+    assert started == {"page": f"http://127.0.0.1:{port}/", "api": f"http://127.0.0.1:{port}/v1"}
+
+
 def test_log_lines_are_json_and_a_full_disk_does_not_matter():
     record = logging.LogRecord("foredraft.serve", logging.INFO, "", 0, "a %s", ("\ud800\n",), None)
     record.facts = {"request_id": "1"}
     line = json.loads(JsonLines().format(record))
     assert (line["message"], line["request_id"], line["level"]) == ("a \ud800\n", "1", "info")
-    loggers = [logging.getLogger(name) for name in ("foredraft", "uvicorn")]
-    before = [(logger.level, logger.propagate) for logger in loggers]
     full = open("/dev/full", "w")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.stderr", full)
         log_to_stderr()
-        try:
-            with servers.served(servers.generator()) as running:
-                assert running.post(BODY).status_code == 200
-        finally:
-            for logger, (level, propagate) in zip(loggers, before, strict=True):
-                logger.handlers.pop()
-                logger.setLevel(level)
-                logger.propagate = propagate
+        with servers.served(servers.generator()) as running:
+            assert running.post(BODY).status_code == 200
     with pytest.raises(OSError):
         full.close()
 

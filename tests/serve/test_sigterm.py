@@ -83,9 +83,9 @@ COMPILING = """
 import sys, time
 from foredraft.cli import main
 from foredraft.model.text.grammar import GrammarCompiler
-from foredraft.serve.limited_calls import LimitedCalls, Limits
+from foredraft.serve.workers import Limits, Worker
 
-run = LimitedCalls.run
+run = Worker.run
 
 
 async def told(self, function, *args, limits=Limits()):
@@ -101,9 +101,9 @@ def endless(self, grammar):
 
 place = sys.argv.pop(1)
 if place == "process":
-    LimitedCalls.run = told
+    Worker.run = told
 else:
-    GrammarCompiler.__call__ = endless  # in the server alone: the fork server imports its own
+    GrammarCompiler.__call__ = endless  # in the server alone: processes import their own
 sys.exit(main())
 """
 """Runs the command line; prints a line when a grammar is compiled for up to ten minutes in this place."""

@@ -13,7 +13,7 @@ from langchain_openai import ChatOpenAI
 
 from foredraft.serve.tools import ToolParser, parse
 
-TAGGED, BARE = "x <tool_call> y", '{"name": f, "parameters": p}'
+TAGGED, BARE, LISTED = "x <tool_call> y", '{"name": f, "parameters": p}', "[AVAILABLE_TOOLS] [TOOL_CALLS]"
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": [2]}}\n</tool_call>'
 TOOLS: Any = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
 CHAT: Any = [{"role": "user", "content": "add!"}]
@@ -38,17 +38,40 @@ def names(text: str, template: str = TAGGED) -> tuple[str, list[tuple[str, Any]]
         ('{"a": 1}', BARE, ('{"a": 1}', [])),
         ('so {"name": "f", "parameters": {}}', BARE, ('so {"name": "f", "parameters": {}}', [])),
         ("{", BARE, ("{", [])),
+        ('[{"name": "f", "parameters": {}}, {"name": "g"}]', BARE, ("", [("f", {}), ("g", {})])),
+        ('[{"name": "f", "parameters": {}}, 3]', BARE, ('[{"name": "f", "parameters": {}}, 3]', [])),
+        ("[1] says so", BARE, ("[1] says so", [])),
+        (
+            '<tool_call>[{"name": "f", "arguments": {}}, {"name": "g"}]</tool_call>',
+            TAGGED,
+            ("", [("f", {}), ("g", {})]),
+        ),
+        ('<tool_call>{"name": "f", "arguments": {}} and</tool_call>', TAGGED, "itself"),
+        ('<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', TAGGED, ("", [("f", {"a": 1})])),
+        ('<tool_call>{"name": "f", "arguments": null}</tool_call>', TAGGED, ("", [("f", {})])),
+        ('[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}]', LISTED, ("", [("f", {"a": 1})])),
+        ('[TOOL_CALLS][{"name": "f", "arguments": {}, "id": "x"},{"name": "g"}]', LISTED, ("", [("f", {}), ("g", {})])),
+        ('Well. [TOOL_CALLS]{"name": "f", "arguments": {}}', LISTED, ("Well. ", [("f", {})])),
+        ('[TOOL_CALLS]f[ARGS]{"a": [1]}[TOOL_CALLS]g[CALL_ID]7x[ARGS]{}', LISTED, ("", [("f", {"a": [1]}), ("g", {})])),
+        ('[TOOL_CALLS]f{"a": 1}', LISTED, ("", [("f", {"a": 1})])),
+        ('[{"name": "f", "arguments": {"a": "[TOOL"}}]', LISTED, ("", [("f", {"a": "[TOOL"})])),
+        ('[TOOL_CALLS] [{"name": "f", "arg', LISTED, ('[TOOL_CALLS] [{"name": "f", "arg', [])),
+        ('[TOOL_CALLS] [{"name": "f"}, {"name": "g", "arg', LISTED, ('{"name": "g", "arg', [("f", {})])),
+        ("a [TOOL", LISTED, ("a [TOOL", [])),
     ],
 )
 def test_calls_are_found_and_everything_else_is_content(text: str, template: str, expected: Any):
-    assert names(text, template) == expected
+    assert names(text, template) == ((text, []) if expected == "itself" else expected)
 
 
-@settings(max_examples=100)
-@given(st.lists(st.sampled_from([*"<>{} a;", "<tool_call>", "</tool_call>", '{"name": "f"}', CALL])), st.data())
+PARTS = [*"<>{} a;[]", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "f[ARGS]", '{"name": "f"}', CALL]
+
+
+@settings(max_examples=150)
+@given(st.lists(st.sampled_from(PARTS)), st.data())
 def test_a_stream_of_any_parts_gives_the_same(parts: list[str], data: st.DataObject):
     text = "".join(parts)
-    template = data.draw(st.sampled_from([TAGGED, BARE]))
+    template = data.draw(st.sampled_from([TAGGED, BARE, LISTED]))
     parser, content = ToolParser(template), ""
     while text:
         size = data.draw(st.integers(1, len(text)))

@@ -1,5 +1,6 @@
 """The target's own words as training text."""
 
+import copy
 import json
 import random
 from collections import deque
@@ -17,6 +18,9 @@ import foredraft
 from foredraft.core.errors import DataError, OptionError
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.engine.generator import Generator
+from foredraft.model.hf.causal_lm import CausalLM
+from foredraft.model.hf.contents import contents_of
+from foredraft.model.text.tokenizer import Tokenizer
 from foredraft.train.data.answers import AnswerOptions, _AnswerProgress, write_answers
 from foredraft.train.data.sources import read_sources
 from foredraft.train.data.tokens import encoded
@@ -61,9 +65,36 @@ def steps(speaker: Generator, monkeypatch: pytest.MonkeyPatch) -> list[None]:
 
 def test_answers_are_what_the_target_says(place: Path, speaker: Generator, tmp_path: Path):
     rows = answers(speaker, place / "texts.jsonl", tmp_path / "answers.jsonl")
+    assert speaker.tokenizer is not None
+    by = {"model": contents_of(speaker.engine.target.module), "tokenizer": speaker.tokenizer.tokens_hash()}
     for row, prompt in zip(rows, prompts_of(speaker, place / "texts.jsonl"), strict=True):
         said = reference(target(), prompt, SamplingParams(max_new_tokens=9))
-        assert row == {"ids": prompt + said, "prompt_length": 6}
+        assert row == {"ids": prompt + said, "prompt_length": 6, **by}
+
+
+def test_a_file_of_another_models_answers_is_not_continued(
+    place: Path, speaker: Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Its prompts are the same, since both have one tokenizer."""
+    out = tmp_path / "answers.jsonl"
+    rows = answers(speaker, place / "texts.jsonl", out)
+    with out.open("w") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows[:4])
+    monkeypatch.setattr(CausalLM, "contents", lambda self: "another")
+    with pytest.raises(DataError, match="answers.jsonl has answers of another model; delete it, or use another folder"):
+        answers(speaker, place / "texts.jsonl", out)
+    monkeypatch.undo()
+    assert answers(speaker, place / "texts.jsonl", out) == rows
+
+
+def test_tokens_of_padded_vocabularies_mean_the_same(place: Path, speaker: Generator):
+    assert speaker.tokenizer is not None
+    wanted = speaker.tokenizer.tokens_hash()
+    padded = copy.deepcopy(speaker.tokenizer.inner)
+    padded.add_tokens([f"[PAD{number}]" for number in range(len(padded), len(padded) + 3)])
+    assert Tokenizer(padded).tokens_hash() == wanted
+    padded.add_tokens(["<another>"])
+    assert Tokenizer(padded).tokens_hash() != wanted
 
 
 @pytest.mark.parametrize("batch", [3, 7])
@@ -135,7 +166,7 @@ def test_it_goes_on_after_a_line_that_was_cut_off(place: Path, speaker: Generato
     whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
     answers(speaker, place / "texts.jsonl", whole, options)
     lines = whole.read_text().splitlines(keepends=True)
-    cut.write_text("".join(lines[:left]) + ('{"ids": [1, ' if left < 7 else ""))
+    cut.write_text("".join([*lines[:left], *(line[:12] for line in lines[left : left + 1])]))
     answers(speaker, place / "texts.jsonl", cut, options)
     assert cut.read_text() == whole.read_text()
 

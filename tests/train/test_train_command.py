@@ -14,8 +14,8 @@ from foredraft.cli import main
 from foredraft.cli.exit_status import Terminated
 from foredraft.cli.train import Progress
 from foredraft.core.errors import DrafterError, OptionError
+from foredraft.files.outputs import locked
 from foredraft.heads.formats import load_head
-from foredraft.train.checkpoint import lock_folder
 from foredraft.train.heads import validate
 
 SHORT = ("--tokens", "128", "--length", "32", "--batch", "2", "--precision", "fp32", "--report", "1", "--device", "cpu")
@@ -246,7 +246,7 @@ def test_an_interrupted_run_that_has_kept_nothing_says_so(
 
 
 def test_a_folder_in_use_and_one_that_cannot_be(train: Train, tmp_path: Path):
-    with lock_folder(tmp_path):
+    with locked(tmp_path, ".lock"):
         ended = train("medusa", "--out", str(tmp_path), *SHORT)
     sentence = f"Another run uses {tmp_path}: wait until it ends, or use another folder."
     assert ended == (2, "", f"foredraft: {sentence}\n")

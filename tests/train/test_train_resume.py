@@ -12,8 +12,10 @@ import torch
 from torch import nn
 from trainees import SHORT, Killed, assert_same_run, log_of, stop_at, train_draft, train_head, weights_of
 
-from foredraft.core.errors import DataError, DrafterError, OptionError
-from foredraft.train.checkpoint import Checkpoints, Log, RunState, check_resume, lock_folder
+from foredraft.core.errors import DataError, OptionError
+from foredraft.files.outputs import locked
+from foredraft.model.loading.contents import contents_of_files
+from foredraft.train.checkpoint import Checkpoints, Log, RunState, check_resume
 from foredraft.train.heads.eagle3 import Options
 from foredraft.train.options import HeadShape
 from processes import disk_for, killed_after
@@ -55,7 +57,7 @@ def test_a_killed_run_ends_where_it_would_have_ended(place: Path, whole: Path):
     killed_after(steps, KILLED, "eagle3", place, out, folder=Path(__file__).parent)
     assert torch.load(out / "checkpoint.pt", weights_only=True)["step"] == 4
     assert log_of(out)[-1]["step"] == 5, "this line is to be written once more"
-    (out / "checkpoint.pt.partial").write_bytes(b"half a checkpoint")
+    (out / ".checkpoint.pt.foredraft.partial").write_bytes(b"half a checkpoint")
     with (out / "log.jsonl").open("a") as log:
         log.write('{"step": 6, "lo')
     assert train_head("eagle3", place, out, store=1.0) == out / "head"
@@ -125,11 +127,12 @@ def test_what_only_reports_may_change(place: Path, whole: Path, tmp_path: Path):
     assert [(line["step"], line["resumed"]) for line in told] == [(6, True)], "it is over, and says so"
 
 
-def test_the_log_and_the_head_tell_of_acceptance(whole: Path):
+def test_the_log_and_the_head_tell_of_acceptance(place: Path, whole: Path):
     validations = [line["validation"] for line in log_of(whole) if "validation" in line]
     assert len(validations) == 2 and all(1.0 <= each["acceptance_length"] <= 6.0 for each in validations)
     provenance = json.loads((whole / "head" / "provenance.json").read_text())
     assert provenance["validation"] == validations[-1]
+    assert provenance["target_contents"] == contents_of_files(str(place / "target"))
 
 
 def test_a_run_that_is_over_ends_in_the_same_head(place: Path, whole: Path):
@@ -160,7 +163,7 @@ def test_other_options_are_refused(place: Path, whole: Path):
     assert "another vocabulary;" in refused(shape=HeadShape(vocabulary=50))
     assert "recipe" in refused(method="medusa")
     (whole / "run.json").unlink()  # as in a folder from before it was written
-    with pytest.raises(DrafterError, match="has other weights in it"):
+    with pytest.raises(OptionError, match="was written with recipe 'eagle3', not 'medusa'"):
         train_head("medusa", place, whole)
     train_head("eagle3", place, whole)
 
@@ -201,14 +204,14 @@ def test_a_second_run_in_a_folder_is_refused(place: Path, whole: Path, tmp_path:
 def test_a_folder_is_free_after_an_error(place: Path, tmp_path: Path):
     with pytest.raises(OptionError, match="too short for"):
         train_head("eagle3", place, tmp_path, replace(SHORT, length=4))
-    with lock_folder(tmp_path), pytest.raises(OptionError, match="Another run uses"), lock_folder(tmp_path):
+    with locked(tmp_path, ".lock"), pytest.raises(OptionError, match="Another run uses"), locked(tmp_path, ".lock"):
         pass
-    with lock_folder(tmp_path), lock_folder(tmp_path, ".other"):
+    with locked(tmp_path, ".lock"), locked(tmp_path, ".other"):
         pass
     (tmp_path / "file").touch()
     with (
         pytest.raises(OptionError, match=r"Cannot write to the folder .*file: File exists"),
-        lock_folder(tmp_path / "file"),
+        locked(tmp_path / "file", ".lock"),
     ):
         pass
 
@@ -258,7 +261,7 @@ def test_an_interrupt_leaves_the_checkpoint_that_was_there(tmp_path: Path, monke
 
 def test_half_a_checkpoint_is_not_taken(tmp_path: Path):
     checkpoints, _ = small(tmp_path)
-    (tmp_path / "checkpoint.pt.partial").write_bytes(b"x" * 100)
+    (tmp_path / ".checkpoint.pt.foredraft.partial").write_bytes(b"x" * 100)
     assert checkpoints.resume() == RunState()
     checkpoints.save(3, 1.5)
     path = tmp_path / "checkpoint.pt"

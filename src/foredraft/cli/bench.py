@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,8 +11,8 @@ import typer
 from rich.table import Table
 
 from foredraft.cli import completion_names as names
-from foredraft.cli.choices import SAMPLING, TARGET, PromptChoice, TargetChoice, check_processes
-from foredraft.cli.console import busy, errors, output, progress_bar
+from foredraft.cli.choices import HEAT, NEW_TOKENS, SAMPLING, TARGET, PromptChoice, TargetChoice, check_processes
+from foredraft.cli.console import busy, errors, output, progress_bar, starting
 from foredraft.cli.exit_status import FAILED, UNJUDGED, interruptible
 from foredraft.cli.flags import FlagGroup, flags
 from foredraft.core.errors import OptionError
@@ -50,8 +51,10 @@ class BenchPrompts(PromptChoice):
 class BenchSampling:
     """Sampling options of all arms."""
 
-    temperature: tuple[float, ...] = field(default=(0.0,), metadata={"help": "0 (default): greedy; repeatable."})
-    max_new_tokens: int = field(default=128, metadata={"help": SAMPLING.help["max_new_tokens"]})
+    temperature: tuple[float, ...] = field(
+        default=(0.0,), metadata={"names": HEAT, "help": "0 (default): greedy; repeatable."}
+    )
+    max_new_tokens: int = field(default=128, metadata={"names": NEW_TOKENS, "help": "Maximum number of new tokens."})
     min_new_tokens: int = field(default=0, metadata={"help": SAMPLING.help["min_new_tokens"]})
     top_k: int | None = field(default=None, metadata={"help": SAMPLING.help["top_k"]})
     top_p: float | None = field(default=None, metadata={"help": SAMPLING.help["top_p"]})
@@ -79,7 +82,7 @@ class BenchOutput:
 
 _GROUPS = {
     "compared": FlagGroup(
-        BenchTarget, "Compared", first=("model", "drafter", *TARGET, "tensor_parallel"), others=False
+        BenchTarget, "Compared", first=("model", "drafter", *TARGET, "threads", "tensor_parallel"), others=False
     ),
     "what": FlagGroup(BenchPrompts, "Prompts"),
     "sampling": FlagGroup(BenchSampling, "Sampling"),
@@ -119,10 +122,23 @@ def command(
         raise typer.Exit(_compared(Path(compare[0]), Path(compare[1]), tolerance, shown.json))
     _check(what, shown)
     check_processes(compared.tensor_parallel)
+    from foredraft.files.outputs import continued_file
+
+    leads = os.environ.get("RANK", "0") == "0"  # the other processes end when the arms are made
+    with continued_file(shown.out) if leads else contextlib.nullcontext():
+        stored = _measured(compared, what, sampling, shown)
+    _show(Path(shown.out), shown, stored)
+
+
+def _measured(
+    compared: BenchTarget, what: BenchPrompts, sampling: BenchSampling, shown: BenchOutput
+) -> "Sequence[Path]":
+    """Measure what the file lacks; returns the calibrations that were stored."""
     prompts = what.read()
-    from foredraft.bench.measure.arms import ArmSpec, calibrated, make_arms, short_name, store_calibrations
-    from foredraft.bench.measure.run import Bench, Settings, make_groups, read_existing
-    from foredraft.bench.measure.watch import ExtraMeasurements
+    with starting():
+        from foredraft.bench.measure.arms import ArmSpec, calibrated, make_arms, short_name, store_calibrations
+        from foredraft.bench.measure.run import Bench, Settings, make_groups, read_existing
+        from foredraft.bench.measure.watch import ExtraMeasurements
 
     options = {name: value for name, value in asdict(sampling).items() if name != "temperature"}
     about = {name: getattr(compared, name) for name in TARGET}
@@ -135,6 +151,7 @@ def command(
     specs = [ArmSpec.parse(text) for text in compared.drafter]
     folders = calibrated(specs, compared.model) if shown.calibrate else {}
     with busy(f"Loading {compared.model}"):
+        compared.set_threads()
         arms = make_arms(specs, compared.model, replace(compared, max_batch_size=max(what.batch_size)))
     bench = Bench(arms, settings, path, keep_texts=shown.texts)
     extra = ExtraMeasurements(
@@ -145,7 +162,7 @@ def command(
             bench.run(groups, report)
         with busy("Recording drafts and timing forwards"):
             bench.append(extra.lines(read_existing(path, settings)))
-    _show(path, shown, store_calibrations(arms, folders))
+    return store_calibrations(arms, folders)
 
 
 def _check(what: BenchPrompts, shown: BenchOutput) -> None:
@@ -155,9 +172,9 @@ def _check(what: BenchPrompts, shown: BenchOutput) -> None:
         raise OptionError("--batch-size must be 1 or more.")
     if shown.spec_bench is not None and not shown.texts:
         raise OptionError("--spec-bench needs the outputs: remove --no-texts.")
-    from foredraft.files.write import check_writable, check_writable_folder
+    with starting():
+        from foredraft.files.write import check_writable_folder
 
-    check_writable(shown.out)
     if shown.spec_bench is not None:
         check_writable_folder(shown.spec_bench)
 
@@ -173,7 +190,7 @@ def _first(prompts: "list[BenchPrompt]", count: int) -> "list[BenchPrompt]":
 def _progress() -> "Iterator[Callable[[int, int, str], None]]":
     """A progress bar that is drawn only between calls: a drawing thread would disturb the measurement."""
     with progress_bar(auto_refresh=False) as bar:
-        task = bar.add_task("")
+        task = bar.add_task("Measuring")
 
         def report(completed: int, count: int, what: str) -> None:
             bar.update(task, completed=completed, total=count, description=what, refresh=True)

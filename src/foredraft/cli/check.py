@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from foredraft.cli.choices import MODEL, SAMPLING, ModelChoice, PromptChoice
-from foredraft.cli.console import busy, output
+from foredraft.cli.console import busy, output, starting
 from foredraft.cli.flags import FlagGroup, flags
 from foredraft.core.errors import OptionError
 from foredraft.core.sampling.params import SamplingParams
@@ -75,8 +75,9 @@ def command(*, choice: ModelChoice, what: CheckPrompts, sampling: CheckSampling)
     logits of the drafter's nodes, of chains and of random trees, in batches of 1 to 32 and with 1 and 2 threads, must
     have the bits of plain decoding's. Exit status: 0 lossless, 1 not.
     """
-    from foredraft.bench.check import check_sampled, draft_always
-    from foredraft.core.verify import rule_of
+    with starting():
+        from foredraft.bench.check import check_sampled, draft_always
+        from foredraft.core.verify import rule_of
 
     if what.tokens < 1 or what.output_tokens < 1:
         raise OptionError("--tokens and --output-tokens must be 1 or more.")

@@ -9,7 +9,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from foredraft.cli import completion_names as names
 from foredraft.cli.console import busy
@@ -17,7 +19,7 @@ from foredraft.cli.flags import FlagGroup
 from foredraft.compose.options import LoadOptions
 from foredraft.core.errors import OptionError, PromptError
 from foredraft.core.options import read_pairs
-from foredraft.core.sampling.params import SamplingParams
+from foredraft.core.sampling.params import SamplingParams, check_count
 
 if TYPE_CHECKING:
     from foredraft.bench.prompts import BenchPrompt
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 TARGET = ("dtype", "device", "weights", "kv_cache_dtype")
 """Options of ``load`` about the target; commands that load nothing else have no others."""
+MOST_THREADS = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,11 +43,31 @@ class TargetChoice(LoadOptions):
         },
     )
 
+    threads: int | None = field(
+        default=None,
+        metadata={"names": ("--threads", "-t"), "help": "CPU threads; default: OMP_NUM_THREADS, else one per core."},
+    )
+
     def plain(self, max_batch_size: int = 32) -> "Generator":
         """The target without a drafter."""
+        self.set_threads()
         from foredraft.compose.load import build_generators
 
         return build_generators(self.model, ["none"], replace(self, max_batch_size=max_batch_size))[0]
+
+    def set_threads(self) -> None:
+        """Give torch and the kernels so many threads.
+
+        Raises:
+            OptionError: fewer than one.
+        """
+        if self.threads is None:
+            return
+        check_count("threads", self.threads, MOST_THREADS)
+        os.environ["OMP_NUM_THREADS"] = str(self.threads)  # a number that steps keep, and that processes inherit
+        import torch
+
+        torch.set_num_threads(self.threads)
 
     @property
     def arguments(self) -> str:
@@ -108,12 +131,18 @@ class ModelChoice(TargetChoice):
             draft_options=_pretrained_options(self.draft_option),
         )
         with busy(f"Loading {self.model}"):
+            self.set_threads()
             from foredraft.compose.load import build_generators
 
             return build_generators(self.model, drafters, options)
 
 
-MODEL = FlagGroup(ModelChoice, "Model", first=("model", "drafter", *TARGET), complete={"verifier": names.verifiers})
+ASKED_MODEL = FlagGroup(
+    ModelChoice, "Model", first=("model", "drafter", *TARGET, "threads"), complete={"verifier": names.verifiers}
+)
+"""Of commands whose requests leave options to the model."""
+MODEL = replace(ASKED_MODEL, without=("generation_config",))
+"""Of commands whose requests say everything."""
 
 
 @contextmanager
@@ -153,6 +182,10 @@ def _pretrained_options(pairs: tuple[str, ...]) -> dict[str, Any]:
     return found
 
 
+NEW_TOKENS, HEAT = ("--max-new-tokens", "-n"), ("--temperature", "--temp")
+"""Names of options that users of llama.cpp type too."""
+
+
 @dataclass(frozen=True, slots=True)
 class PromptChoice:
     """Prompts from files."""
@@ -182,9 +215,9 @@ class PromptChoice:
 class OutputChoice(PromptChoice):
     """Prompts, and sampling options of the outputs."""
 
-    max_new_tokens: int = field(default=64, metadata={"help": "Maximum tokens per output."})
+    max_new_tokens: int = field(default=64, metadata={"names": NEW_TOKENS, "help": "Maximum tokens per output."})
     min_new_tokens: int = field(default=0, metadata={"help": "Minimum tokens per output."})
-    temperature: float = field(default=0.0, metadata={"help": "0 (default): greedy decoding."})
+    temperature: float = field(default=0.0, metadata={"names": HEAT, "help": "0 (default): greedy decoding."})
 
     def params(self, seed: int = 0) -> SamplingParams:
         return SamplingParams(
@@ -196,9 +229,9 @@ class OutputChoice(PromptChoice):
 
 
 _HELP = {
-    "max_new_tokens": "Maximum number of new tokens.",
+    "max_new_tokens": "Maximum number of new tokens; default: 256.",
     "min_new_tokens": "Minimum number of new tokens.",
-    "temperature": "0 (default): greedy decoding.",
+    "temperature": "0 is greedy; default: the model's (--generation-config), or 0.",
     "top_k": "Sample from the k most likely tokens.",
     "top_p": "Sample from the top tokens that sum to this probability.",
     "min_p": "Drop tokens below this fraction of the top probability.",
@@ -219,17 +252,42 @@ _HELP = {
     "num_assistant_tokens": "Longest draft; default: the policy decides.",
     "prediction": "Text that the output may repeat; drafts copy from it.",
 }
-_NAMES = {"speculate": ("--no-speculation",)}
+_NAMES = {
+    "max_new_tokens": NEW_TOKENS,
+    "temperature": HEAT,
+    "stop_strings": ("--stop-strings", "--stop"),
+    "speculate": ("--no-speculation",),
+}
 
-SAMPLING = FlagGroup(SamplingParams, "Sampling", _HELP, _NAMES, without=("record_steps",))
+SAMPLING = FlagGroup(SamplingParams, "Sampling", _HELP, _NAMES, without=("record_steps",), given=True)
 CHAT_SAMPLING = FlagGroup(
     SamplingParams,
     "Sampling",
-    _HELP,
+    {**_HELP, "max_new_tokens": "Maximum number of new tokens of an answer; default: 1024."},
     _NAMES,
     without=("logprobs", "prediction", "record_steps"),
-    defaults={"max_new_tokens": 1024},
+    given=True,
 )
+
+
+AsChat = Annotated[
+    bool | None,
+    typer.Option(
+        "--chat/--raw",
+        metavar="",
+        help="The prompt is a message in the chat template, or a text to continue; default: a message if there is a "
+        "template.",
+        show_default=False,
+    ),
+]
+"""Whether a prompt is a message or a text, by option; see ``is_chat``."""
+
+
+def is_chat(chosen: bool | None, generator: "Generator") -> bool:
+    """Whether a prompt is a message of a chat: as chosen, else if the model has a chat template."""
+    if chosen is not None:
+        return chosen
+    return generator.tokenizer is not None and bool(generator.tokenizer.chat_template)
 
 
 def read_prompt(given: str | None, file: str | None) -> str:
@@ -241,7 +299,7 @@ def read_prompt(given: str | None, file: str | None) -> str:
         PromptError: no prompt, two prompts, or not UTF-8.
     """
     if given is not None and file is not None:
-        raise PromptError("Two prompts were given: pass an argument or --prompt-file, not both.")
+        raise PromptError("Two prompts were given: pass an argument, --prompt or --prompt-file.")
     try:
         text = _read(given, file)
         text.encode()  # undecodable argument bytes arrive as lone surrogates

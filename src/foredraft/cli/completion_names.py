@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from foredraft.drafters import METHODS
 from foredraft.train.options import PRECISIONS
 
-FORMATS = ("eagle", "sglang", "speculators", "medusa", "hydra", "foredraft")
+FORMATS = ("eagle", "sglang", "speculators", "vllm", "medusa", "hydra", "foredraft")
 """The names in ``formats.FORMATS``; a test compares them, as for the lists below."""
 HEADS = ("eagle", "eagle3", "medusa", "medusa2", "hydra", "hydra++", "blockwise", "glide")
 MODELS = ("draft", "prune", "boost", "early_exit")

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from foredraft.engine.generator import Generator, Prompt, Stream
     from foredraft.engine.request import Piece, Sequence
 
-_TIME_LIMIT = 10.0
-"""Seconds after which a prompt is not run again."""
+_ENOUGH, _TIME_LIMIT, _PATIENCE = 3, 10.0, 60.0
+"""A prompt is not run again after so many runs and these seconds, or after the last number of seconds in any case."""
 _WARM_UP = 24
 
 
@@ -79,28 +79,36 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Contest:
-    """Results of several runs of a prompt: statistics of both sides, and whether all outputs were equal."""
+    """Results of several runs of a prompt: statistics of both sides, and whether all outputs were equal.
+
+    ``others``: the cores that other programs used meanwhile; None if that is unknown.
+    """
 
     scene: Scene
     drafter: str
     plain: list[DecodeStats]
     fast: list[DecodeStats]
     same: bool
+    others: float | None = None
 
     @classmethod
     def run(
         cls, scene: Scene, sides: "Sides", params: SamplingParams, runs: int, refresh: Callable[[], None]
     ) -> "Contest":
         """Race the sides several times."""
-        started = time.perf_counter()
+        from foredraft.engine.shared_cores import cpu_usage, others_between
+
+        started, before = time.perf_counter(), cpu_usage()
         stats: list[list[DecodeStats]] = []
         outputs: list[list[int]] = []
-        while len(stats) < runs and (not stats or time.perf_counter() - started < _TIME_LIMIT):
+        while len(stats) < runs and (not stats or time.perf_counter() - started < _limit(len(stats))):
             race(sides, scene.prompt, params, refresh)
             stats.append([side.stats for side in sides])
             outputs += [side.sequence.tokens for side in sides if side.sequence]
         plain, fast = (list(each) for each in zip(*stats, strict=True))
-        return cls(scene, sides[1].name, plain, fast, all(tokens == outputs[0] for tokens in outputs))
+        after = cpu_usage()
+        others = None if before is None or after is None else others_between(before, after)
+        return cls(scene, sides[1].name, plain, fast, all(tokens == outputs[0] for tokens in outputs), others)
 
     @property
     def speeds(self) -> tuple[float, float]:
@@ -109,13 +117,23 @@ class Contest:
         return plain, fast
 
     @property
+    def speed_ups(self) -> list[float]:
+        """Of each run; both sides had the same moments."""
+        runs = zip(self.plain, self.fast, strict=True)
+        return [fast.tokens_per_second / (plain.tokens_per_second or 1.0) for plain, fast in runs]
+
+    @property
     def speed_up(self) -> float:
-        plain, fast = self.speeds
-        return fast / (plain or 1.0)
+        """The median of the runs'."""
+        return statistics.median(self.speed_ups)
 
     @property
     def acceptance_length(self) -> float:
         return sum(self.fast, DecodeStats()).acceptance_length
+
+
+def _limit(runs: int) -> float:
+    return _TIME_LIMIT if runs >= _ENOUGH else _PATIENCE
 
 
 Sides = tuple[Side, Side]

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -15,8 +16,8 @@ from rich.panel import Panel
 from rich.table import Column, Table
 from rich.text import Text
 
-from foredraft.cli.choices import MODEL, ModelChoice
-from foredraft.cli.console import drafted_style, errors, legend, output
+from foredraft.cli.choices import MODEL, NEW_TOKENS, AsChat, ModelChoice, is_chat
+from foredraft.cli.console import drafted_style, errors, legend, output, starting
 from foredraft.cli.contest import Contest, Scene, Side, Sides, warm_up
 from foredraft.cli.flags import flags
 from foredraft.core.errors import OptionError
@@ -39,6 +40,8 @@ _BELOW = 14
 """Lines left free for later output."""
 _GAIN = 1.05
 """A smaller speed-up is none: medians of a few runs differ by as much."""
+_SPREAD = 1.5
+"""Runs whose speed-ups differ by more than this factor were disturbed."""
 
 
 EXAMPLES = (
@@ -51,9 +54,9 @@ EXAMPLES = (
 @flags(choice=MODEL)
 def command(
     prompt: Annotated[str | None, typer.Argument(help="Default: prompts of several kinds.", show_default=False)] = None,
-    raw: Annotated[bool, typer.Option("--raw", metavar="", help="Continue PROMPT, without the chat template.")] = False,
-    max_new_tokens: Annotated[int, typer.Option(help="Maximum number of new tokens.", metavar="INT")] = 128,
-    runs: Annotated[int, typer.Option(help="Runs of each prompt; fewer if slow.", metavar="INT")] = 3,
+    chat: AsChat = None,
+    max_new_tokens: Annotated[int, typer.Option(*NEW_TOKENS, help="Maximum new tokens.", metavar="INT")] = 128,
+    runs: Annotated[int, typer.Option(help="Runs of each prompt; fewer if slow.", metavar="INT")] = 5,
     *,
     choice: ModelChoice,
 ) -> None:
@@ -64,15 +67,15 @@ def command(
     """
     if runs < 1:
         raise OptionError("--runs must be 1 or more.")
-    if raw and prompt is None:
-        raise OptionError("--raw needs a prompt to continue.")
+    if chat is not None and prompt is None:
+        raise OptionError("--chat and --raw need a prompt.")
     if prompt is not None and _names_model(prompt):
         raise OptionError(f"{prompt!r} is a model: foredraft demo --model {prompt}.")
     params = SamplingParams(max_new_tokens=max_new_tokens)
     bundled = (choice.model, choice.drafter) == ("sample", "auto")
     drafters = _BUNDLED if bundled else (choice.drafter,)
     plain, *fast = map(Side, _exact(choice).load_many(["none", *drafters]))
-    scenes = _scenes(prompt, plain.generator, bundled=bundled, raw=raw)
+    scenes = _scenes(prompt, plain.generator, bundled=bundled, chat=chat)
     console = output()
     console.print(_heading(choice, plain.generator, [each.name for each in fast]))
     if console.is_terminal:
@@ -99,7 +102,8 @@ def _names_model(prompt: str) -> bool:
 
 def _exact(choice: ModelChoice) -> ModelChoice:
     """On a GPU in float32, unless another type was chosen: half precision may flip near-ties between two tokens."""
-    import torch
+    with starting():
+        import torch
 
     on_cpu = choice.device == "cpu" if choice.device else not torch.cuda.is_available()
     return choice if on_cpu else replace(choice, dtype=choice.dtype or "float32")
@@ -144,12 +148,11 @@ _FOR_CHAT = (
 _FOR_TEXT = (Scene("prose", "The history of the bicycle begins in", chat=False), _REPETITIVE)
 
 
-def _scenes(prompt: str | None, plain: "Generator", *, bundled: bool, raw: bool) -> tuple[Scene, ...]:
+def _scenes(prompt: str | None, plain: "Generator", *, bundled: bool, chat: bool | None) -> tuple[Scene, ...]:
     """The prompt that was given, else prompts for which drafts pay and others; chats if there is a chat template."""
-    chats = plain.tokenizer is not None and bool(plain.tokenizer.chat_template)
     if prompt is not None:
-        return (Scene("prompt", prompt, chat=chats and not raw),)
-    return _FOR_BUNDLED if bundled else _FOR_CHAT if chats else _FOR_TEXT
+        return (Scene("prompt", prompt, chat=is_chat(chat, plain)),)
+    return _FOR_BUNDLED if bundled else _FOR_CHAT if is_chat(None, plain) else _FOR_TEXT
 
 
 def _heading(choice: ModelChoice, generator: "Generator", drafters: list[str]) -> Text:
@@ -235,12 +238,15 @@ def _report(contests: list[Contest]) -> None:
     console.print("", _results(console, contests), sep="\n")
     count = min(len(contest.plain) for contest in contests)
     console.print(
-        f"Medians of {count} run{'s' if count != 1 else ''} after a warm-up, taking turns step by step; prefill is not "
-        "counted.",
+        f"Medians of {count} run{'s' if count != 1 else ''} after a warm-up, the speed-up's too, taking turns step by "
+        "step; prefill is not counted.",
         style="dim",
     )
+    disturbed = _disturbance(contests)
+    if disturbed:
+        console.print(disturbed, style="yellow")
     if slow := [contest for contest in contests if contest.speed_up < _GAIN]:
-        console.print(_without_gain(slow), style="dim")
+        console.print(_without_gain(slow, explained=not disturbed), style="dim")
     same = all(contest.same for contest in contests)
     console.print(f"same tokens: {'yes' if same else 'NO'}", style="green" if same else "bold red")
 
@@ -279,12 +285,44 @@ def _rows(contests: list[Contest], before_drafter: str) -> Iterator[tuple[str, l
         yield contest.scene.kind + (f"{before_drafter}[dim]({contest.drafter})[/dim]" if named else ""), numbers
 
 
-def _without_gain(contests: list[Contest]) -> str:
-    """Where drafts do not pay, and what might help."""
-    where = ", ".join(contest.scene.kind for contest in contests)
-    if not any(contest.drafter in _LOOKUPS for contest in contests):
-        return f"No gain: {where}."
-    return (
-        f"No gain: {where}. A look-up drafts only what prompt and answer repeat; a head that is trained for the model "
-        "drafts any text (foredraft train eagle3)."
+def _disturbance(contests: list[Contest]) -> str:
+    """A sentence about what disturbed the measurement; empty if nothing did."""
+    import torch
+
+    from foredraft.engine.shared_cores import SPARE
+
+    others = max((contest.others for contest in contests if contest.others is not None), default=0.0)
+    if others + min(torch.get_num_threads(), cores()) > cores() + SPARE:
+        busy = f"This machine is busy: other programs used {others:.1f} of its {cores()} cores meanwhile."
+    else:
+        uneven = [contest for contest in contests if max(contest.speed_ups) > _SPREAD * min(contest.speed_ups)]
+        if not uneven:
+            return ""
+        spans = (f"{min(each.speed_ups):.2f}x to {max(each.speed_ups):.2f}x, {each.scene.kind}" for each in uneven)
+        busy = f"The runs differ ({'; '.join(spans)}), so something disturbed them."
+    return f"{busy} On an idle machine speeds and speed-ups are others, tokens per forward are the same."
+
+
+def cores() -> int:
+    """Those on which this process may run."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+def _without_gain(contests: list[Contest], *, explained: bool) -> str:
+    """Where drafts do not pay, by the numbers of their rows, and what might help where next to nothing was drafted.
+
+    Args:
+        explained: whether the numbers say something about the drafter, and not about the machine.
+    """
+    costs = (
+        f"{each.scene.kind}, {each.acceptance_length:.2f} tokens per forward, each of which took "
+        f"{each.acceptance_length / max(each.speed_up, 1e-9):.2f} times as long as a plain one"
+        for each in contests
     )
+    said = f"No gain: {'; '.join(costs)}."
+    if explained and all(each.drafter in _LOOKUPS and each.acceptance_length < _GAIN for each in contests):
+        said += (
+            " A look-up drafts only what prompt and answer repeat; a head that is trained for the model drafts any "
+            "text (foredraft train eagle3)."
+        )
+    return said

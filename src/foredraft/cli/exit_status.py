@@ -20,6 +20,7 @@ import typer
 
 from foredraft.cli.console import errors
 from foredraft.core.errors import ForedraftError, OptionError
+from foredraft.core.sampling.params import suggestion
 
 FAILED, REFUSED, UNJUDGED, INTERRUPTED, CLOSED_PIPE, TERMINATED = 1, 2, 3, 130, 141, 143
 _ParseError: Any = typer.BadParameter.__base__  # base of all option errors; typer has no public name for it
@@ -85,6 +86,8 @@ def _print_and_status(error: BaseException) -> int:
         return REFUSED
     context, said = getattr(error, "ctx", None), error.format_message()  # type: ignore[attr-defined]
     options = [name for each in context.command.params for name in each.opts] if context else []
+    if (unknown := getattr(error, "option_name", "")) and said.startswith("No such option"):
+        said = f"No such option: {unknown}.{suggestion(unknown, options)}"
     if "--model" in options and said.startswith("Got unexpected extra argument"):  # as vLLM takes it
         said += " The model is an option: -m MODEL."
     print_error(said + (f" (See {context.command_path} --help.)" if context else ""))
@@ -100,6 +103,28 @@ def print_error(sentence: str) -> None:
 
 def debugging() -> bool:
     return os.environ.get("FOREDRAFT_DEBUG", "") not in ("", "0")
+
+
+class _Warnings(logging.Handler):
+    """Prints the library's warnings, as errors are, unless the command writes logs."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        others = [each for each in logging.getLogger("foredraft").handlers if each is not self]
+        if all(isinstance(each, logging.NullHandler) for each in others):
+            console = errors()  # the stderr of now: a spinner's passes lines on above it
+            console.print("foredraft:", style="bold yellow", end=" ")
+            console.print(" ".join(record.getMessage().split()), markup=False, highlight=False, soft_wrap=True)
+
+
+@contextlib.contextmanager
+def printed_warnings() -> Iterator[None]:
+    """Print the library's own warnings on stderr."""
+    logger, handler = logging.getLogger("foredraft"), _Warnings(logging.WARNING)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ class FlagGroup:
     ``flag=False`` in their metadata, and those in ``without``. ``defaults`` replace the fields'. ``names`` overrides
     option names, which default to the field's name with dashes; ``complete`` gives functions that complete values.
     ``help``, ``names`` and ``complete`` may also be in a field's metadata, and help in the docstring (see
-    ``describe_options``).
+    ``describe_options``). ``given``: a command receives a mapping of what was given, not the dataclass.
     """
 
     kind: type
@@ -36,6 +36,7 @@ class FlagGroup:
     without: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
     complete: Mapping[str, Callable[[str], list[str]]] = field(default_factory=dict)
+    given: bool = False
 
     def parameters(self) -> list[inspect.Parameter]:
         """One keyword parameter per field, as typer reads them from a signature."""
@@ -45,7 +46,7 @@ class FlagGroup:
             if form is None:
                 continue
             own = self.defaults.get(each.name, each.default)
-            default = (False if own is True else own) if form.simple else None
+            default = (False if own is True else own) if form.simple and not self.given else None
             info = typer.Option(
                 *self._names(each),
                 help=self.help.get(each.name) or each.metadata.get("help") or _capitalized(documented[each.name]),
@@ -54,12 +55,12 @@ class FlagGroup:
                 autocompletion=self.complete.get(each.name, each.metadata.get("complete")),
                 rich_help_panel=self.panel,
             )
-            kind = Annotated[form.annotation, info]
+            kind = Annotated[form.annotation | None if self.given else form.annotation, info]
             found.append(inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind))
         return found
 
     def make(self, given: Mapping[str, Any]) -> Any:
-        """Build the dataclass from parsed values; missing ones keep the field's default."""
+        """Build the dataclass from parsed values, or the mapping; missing ones keep the field's default."""
         values = {}
         for each in fields(self.kind):
             value = given.get(each.name)
@@ -70,7 +71,7 @@ class FlagGroup:
                 values[each.name] = not value if each.default is True else value
             else:
                 values[each.name] = _numbers(each.name, value) if form.nested else tuple(value)
-        return self.kind(**values)
+        return values if self.given else self.kind(**values)
 
     def _chosen(self) -> list[Field[Any]]:
         """The fields that may become options, in their order."""

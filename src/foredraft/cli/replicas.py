@@ -6,7 +6,7 @@ from functools import partial
 from threading import Event
 
 from foredraft.cli.choices import ModelChoice
-from foredraft.cli.console import busy, errors
+from foredraft.cli.console import busy, errors, starting
 from foredraft.cli.exit_status import needing
 from foredraft.core.errors import OptionError
 from foredraft.scale.options import ScaleOptions
@@ -20,7 +20,7 @@ def serve_replicas(choice: ModelChoice, server: ServeOptions, scale: ScaleOption
         OptionError: a package is missing, or an option has no meaning here.
         ModelError: the replicas do not start.
     """
-    with needing("Replicas need", "scale"):
+    with starting(), needing("Replicas need", "scale"):
         from foredraft.scale.cluster import connected
         from foredraft.scale.replicas import deploy, stop
     if choice.tensor_parallel > 1:

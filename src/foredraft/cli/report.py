@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from foredraft.cli import completion_names as names
-from foredraft.cli.console import busy, errors, output
+from foredraft.cli.console import busy, errors, output, starting
 from foredraft.core.errors import DataError, OptionError
 
 if TYPE_CHECKING:
@@ -50,9 +50,10 @@ def command(
     Prints speed-up and acceptance length by method and task. Arms are compared within a file, never across files.
     --html and --figures need matplotlib (pip install 'foredraft[bench]'); they list missing figures and the reasons.
     """
-    from foredraft.bench.measure.records import read_runs
-    from foredraft.bench.measure.summary import summarise
-    from foredraft.bench.report import tables
+    with starting():
+        from foredraft.bench.measure.records import read_runs
+        from foredraft.bench.measure.summary import summarise
+        from foredraft.bench.report import tables
 
     _check(suffix, html, figures, markdown and as_json)
     files = [read_runs(path) for path in runs]
@@ -75,7 +76,8 @@ def command(
 
 def _check(suffix: str | None, html: Path | None, figures: Path | None, both: bool) -> None:
     from foredraft.bench.report.plots import SUFFIXES
-    from foredraft.files.write import check_writable, check_writable_folder
+    from foredraft.files.outputs import output_file
+    from foredraft.files.write import check_writable_folder
 
     known = [each.removeprefix(".") for each in SUFFIXES]
     if suffix is not None and suffix not in known:
@@ -85,28 +87,32 @@ def _check(suffix: str | None, html: Path | None, figures: Path | None, both: bo
     if both:
         raise OptionError("Use --markdown or --json, not both.")
     if html is not None:
-        check_writable(html)
+        with output_file(html, "report"):
+            pass
     if figures is not None:
         check_writable_folder(figures)
 
 
 def _write(summary: "Summary", html: Path | None, folder: Path | None, suffix: str) -> list[str]:
     """Write the page and the figures; returns sentences about what was written and what is missing."""
-    from foredraft.bench.report.figures import draw_figures, missing_figures, write_figures
+    from foredraft.bench.report.figures import draw_figures, left_out, missing_figures, write_figures
     from foredraft.bench.report.page import page
+    from foredraft.files.outputs import output_file
     from foredraft.files.write import atomic_write_text
 
     found = draw_figures(summary)
     sentences = []
     try:
         if html is not None:
-            atomic_write_text(html, page(summary, found))
+            with output_file(html, "report"):
+                atomic_write_text(html, page(summary, found))
             sentences.append(f"Wrote {html} ({html.stat().st_size / 1e6:.1f} MB).")
         if folder is not None:
             sentences.append(f"Wrote {len(write_figures(found, folder, suffix))} figures to {folder}.")
     except OSError as error:
         raise OptionError(f"Cannot write {error.filename or html or folder}: {error.strerror}.") from None
-    return sentences + [f"Missing figure: {sentence}" for sentence in missing_figures(found, summary)]
+    sentences += [f"Missing figure: {sentence}" for sentence in missing_figures(found, summary)]
+    return sentences + [sentence for each in found for sentence in left_out(each)]
 
 
 def to_json(summary: "Summary") -> dict[str, Any]:
@@ -172,7 +178,7 @@ def _short(summary: "Summary", setting: "Setting", width: int) -> Table:
         for speed, length, best in row.entries:
             gap = (" / " if wide else "\n") if speed and length else ""
             cells.append(Text.assemble((speed, "bold green" if best else ""), gap, (length, "dim")))
-        table.add_row(Text(row.arm), *cells)
+        table.add_row(Text(row.arm), *cells, *map(Text, row.drafted))
     return table
 
 

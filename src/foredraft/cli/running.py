@@ -11,6 +11,7 @@ from foredraft.core.errors import ForedraftError
 from foredraft.core.stats import DecodeStats
 from foredraft.engine.generator import Generator, Stream
 from foredraft.engine.request import Piece, Sequence, TokenLogprobs
+from foredraft.files.outputs import written_by
 from foredraft.files.provenance import shortened
 
 
@@ -79,6 +80,7 @@ def record(
     """A request with its steps, as ``foredraft viewer`` reads it."""
     stats = stats_of(generator, [sequence])
     return {
+        **written_by("generate"),
         "model": shortened(choice.model),
         "drafter": stats.method,
         "lossless": stats.lossless,
@@ -86,7 +88,7 @@ def record(
         "finish_reason": sequence.finish_reason,
         "stats": stats.as_dict(),
         "pieces": [piece.as_dict() for piece in pieces],
-        "steps": [step.as_dict(lambda token: sequence.decode([token])) for step in sequence.steps],
+        "steps": [step.as_dict(lambda token: _text(generator, token)) for step in sequence.steps],
     }
 
 
@@ -110,10 +112,14 @@ def to_json(generator: Generator, sequence: Sequence) -> dict[str, Any]:
     return found
 
 
+def _text(generator: Generator, token: int) -> str:
+    """A token by itself; empty without a tokenizer."""
+    return "" if generator.tokenizer is None else generator.tokenizer.text_of(token)
+
+
 def _logprob(generator: Generator, each: TokenLogprobs) -> dict[str, Any]:
     def entry(token: int, value: float) -> dict[str, Any]:
-        text = generator.tokenizer.decode([token]) if generator.tokenizer else ""
-        return {"token": token, "text": text, "logprob": value if math.isfinite(value) else None}
+        return {"token": token, "text": _text(generator, token), "logprob": value if math.isfinite(value) else None}
 
     top = [entry(token, value) for token, value in each.top.items()]
     return {**entry(each.token, each.logprob), "top": top}

@@ -10,8 +10,9 @@ from typing import Annotated
 
 import typer
 
-from foredraft.cli.choices import MODEL, ModelChoice, loaded_uncollected
+from foredraft.cli.choices import ASKED_MODEL, ModelChoice, loaded_uncollected
 from foredraft.cli.config import defaults_from_file
+from foredraft.cli.console import starting
 from foredraft.cli.exit_status import needing
 from foredraft.cli.flags import FlagGroup, flags
 from foredraft.cli.replicas import serve_replicas
@@ -28,7 +29,7 @@ EXAMPLES = (
 )
 
 
-@flags(choice=MODEL, server=FlagGroup(ServeOptions, "Server"))
+@flags(choice=ASKED_MODEL, server=FlagGroup(ServeOptions, "Server"))
 def command(
     *,
     replicas: Annotated[int, typer.Option(metavar="INT", help=_REPLICAS)] = 1,
@@ -49,7 +50,7 @@ def command(
     if replicas > 1 or address is not None:
         serve_replicas(choice, server, scale)
         return
-    with needing("The server needs", "serve"):
+    with starting(), needing("The server needs", "serve"):
         from foredraft.serve.logs import log_to_stderr
         from foredraft.serve.server import Server
     if os.environ.get("RANK", "0") == "0":  # the one process that listens; fail before loading

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from foredraft.cli.choices import TARGET, OutputChoice, TargetChoice, check_processes
-from foredraft.cli.console import busy, output
+from foredraft.cli.console import busy, output, starting
 from foredraft.cli.exit_status import interruptible
 from foredraft.cli.flags import FlagGroup, flags
 from foredraft.core.errors import OptionError
@@ -60,11 +60,18 @@ def command(*, target: TargetChoice, samples: Samples, budget: SearchBudget, sho
     if samples.longest < 1:
         raise OptionError("--longest must be 1 or more.")
     check_processes()
-    from foredraft.files.write import check_writable
+    with starting():
+        from foredraft.files.outputs import output_file
 
-    check_writable(shown.out)
-    from foredraft.drafters.layer_skip.trials import SkipEvaluator, TrialLog
-    from foredraft.files.provenance import short
+    with output_file(shown.out, "skip"):
+        _search(target, samples, budget, shown)
+
+
+def _search(target: TargetChoice, samples: Samples, budget: SearchBudget, shown: SkipOutput) -> None:
+    """Search, write the result and print it."""
+    with starting():
+        from foredraft.drafters.layer_skip.trials import SkipEvaluator, TrialLog
+        from foredraft.files.provenance import short
 
     with busy(f"Loading {target.model}"):
         plain = target.plain()

@@ -8,7 +8,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from foredraft.cli.console import output
+from foredraft.cli.console import output, starting
 from foredraft.core.errors import OptionError
 
 if TYPE_CHECKING:
@@ -60,9 +60,10 @@ def command(
     arXiv:2211.17192). With --run, both are taken from the file for each arm, and predictions are compared with
     measured speed-ups.
     """
-    from foredraft.bench.measure.records import read_runs
-    from foredraft.bench.report.theory_points import theory_points
-    from foredraft.files.write import check_writable
+    with starting():
+        from foredraft.bench.measure.records import read_runs
+        from foredraft.bench.report.theory_points import theory_points
+        from foredraft.files.outputs import output_file
 
     for name, value in (("alpha", alpha), ("cost", cost)):
         if run is None and value is None:
@@ -73,13 +74,15 @@ def command(
     elif {alpha, cost} != {None}:
         raise OptionError("Give both --alpha and --cost, or only --run.")
     if plot is not None:
-        check_writable(plot)
+        with output_file(plot, "theory"):
+            pass
     points = [] if run is None else theory_points(read_runs(run))
     if plot is not None:
         from foredraft.bench.report.plots import save
         from foredraft.bench.report.theory_curves import theory_figure
 
-        save(theory_figure(alpha, cost, points), plot)
+        with output_file(plot, "theory"):
+            save(theory_figure(alpha, cost, points), plot, "theory")
     if as_json:
         shown: dict[str, Any] = {}
         if found is not None:

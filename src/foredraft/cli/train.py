@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foredraft.cli import completion_names as names
-from foredraft.cli.console import busy, errors
+from foredraft.cli.console import busy, errors, starting
 from foredraft.cli.exit_status import Interrupted, terminable
 from foredraft.cli.flags import FlagGroup, flags
 from foredraft.cli.train_progress import Progress
@@ -103,6 +103,8 @@ def command(
     progress, started = Progress(), False
     with terminable():
         try:
+            with starting():
+                from foredraft.train.drafts import run  # noqa: F401
             _check_parts(method, head, small)
             options = _options(method, recipe or ())
             started = True
@@ -141,7 +143,7 @@ def _train(
     from foredraft.train.run_context import Data
 
     data = Data(sources=source.data, cache=source.cache, store=source.store)
-    with busy("Reading") as progress.update:
+    with busy("Loading the target, reading the data") as progress.update:
         given["report"] = progress.report
         if isinstance(shape, Small):
             return run_drafts(*place, data, drafts=shape.draft, shape=shape.cut, **given)

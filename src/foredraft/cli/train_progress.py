@@ -23,6 +23,9 @@ class Progress:
         if "kept" in line:
             self.kept = line
             return
+        if "begun" in line:
+            self.update(f"Training {line['steps']} steps")
+            return
         text = _format(line)
         self.answers, self.of = line.get("answers", self.answers), line.get("of", self.of)
         if not self._console.is_terminal or not line.keys().isdisjoint(("validation", "note", "resumed")):

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from foredraft.cli import completion_names as names
-from foredraft.cli.choices import TARGET, OutputChoice, TargetChoice, check_processes
-from foredraft.cli.console import busy, output
+from foredraft.cli.choices import NEW_TOKENS, TARGET, OutputChoice, TargetChoice, check_processes
+from foredraft.cli.console import busy, output, starting
 from foredraft.cli.exit_status import interruptible
 from foredraft.cli.flags import FlagGroup, flags
 from foredraft.core.errors import OptionError
@@ -29,8 +30,8 @@ class Choice(TargetChoice):
         default=(),
         metadata={
             "names": ("--drafter", "-d"),
-            "help": "Candidate, NAME or NAME:PATH; repeatable. Sizes are searched unless given as options. Default: "
-            "prompt_lookup, and the heads of a bundled model.",
+            "help": "Candidate, as for generate; repeatable. Sizes are searched unless given as options. Default: "
+            "prompt_lookup, the drafts bundled for the model, and auto.",
             "complete": names.drafters,
         },
     )
@@ -41,7 +42,7 @@ class TunePrompts(OutputChoice):
     """The prompts."""
 
     count: int = field(default=4, metadata={"help": "Prompts to use from each file; 0: all."})
-    max_new_tokens: int = field(default=96, metadata={"help": "Maximum tokens per output."})
+    max_new_tokens: int = field(default=96, metadata={"names": NEW_TOKENS, "help": "Maximum tokens per output."})
     batch_size: tuple[int, ...] = field(
         default=(1, 2, 4, 8, 16), metadata={"help": "Batch sizes to test; repeatable. Default: 1, 2, 4, 8, 16."}
     )
@@ -68,7 +69,7 @@ EXAMPLES = (
 
 
 @flags(
-    choice=FlagGroup(Choice, "Choice", first=("model", "drafter", *TARGET), others=False),
+    choice=FlagGroup(Choice, "Choice", first=("model", "drafter", *TARGET, "threads"), others=False),
     what=FlagGroup(TunePrompts, "Prompts"),
     shown=FlagGroup(TuneOutput, "Output"),
 )
@@ -81,13 +82,15 @@ def command(*, choice: Choice, what: TunePrompts, shown: TuneOutput) -> None:
     _check(what, shown)
     check_processes()
     prompts = [prompt.prompt for prompt in what.read()]
-    from foredraft.bench.tune.candidates import default_drafters
-    from foredraft.bench.tune.tune import TuneConfig, Tuner
+    with starting():
+        from foredraft.bench.tune.candidates import default_drafters
+        from foredraft.bench.tune.tune import TuneConfig, Tuner
+        from foredraft.files.outputs import output_file
 
     with busy(f"Loading {choice.model}"):
         plain = choice.plain(max_batch_size=max(what.batch_size))
     config = TuneConfig(prompts, what.params(), shown.verify, what.batch_size)
-    with busy("Measuring") as update:
+    with output_file(shown.out, "tune"), busy("Measuring") as update:
         tuner = Tuner(
             plain,
             choice.drafter or default_drafters(choice.model),
@@ -96,7 +99,7 @@ def command(*, choice: Choice, what: TunePrompts, shown: TuneOutput) -> None:
         )
         with interruptible(lambda: _INTERRUPTED):
             found = tuner.run(config)
-    _write(shown.out, choice.model, found, what)
+        _write(shown.out, choice.model, found, what)
     if shown.json:
         typer.echo(json.dumps(_to_json(found)))
         return
@@ -109,9 +112,11 @@ def _check(what: TunePrompts, shown: TuneOutput) -> None:
         raise OptionError("--verify and --batch-size must be 1 or more.")
     if not shown.out.endswith(".json"):
         raise OptionError(f"--out {shown.out}: the name must end in .json, which --drafter needs to recognize it.")
-    from foredraft.files.write import check_writable
+    with starting():
+        from foredraft.files.outputs import output_file
 
-    check_writable(shown.out)
+    with output_file(shown.out, "tune"):
+        pass
 
 
 def _write(path: str, model: str, found: "Tuning", what: TunePrompts) -> None:
@@ -149,6 +154,7 @@ def _to_json(found: "Tuning") -> dict[str, Any]:
 def _print(found: "Tuning", path: str, choice: Choice) -> None:
     console = output()
     console.print(_table(found))
+    console.print(_tried(found), style="dim", soft_wrap=True, markup=False)
     for sentence in found.skipped:
         console.print(f"Not tried: {sentence}", style="dim", soft_wrap=True, markup=False)
     best = found.chosen
@@ -163,6 +169,15 @@ def _print(found: "Tuning", path: str, choice: Choice) -> None:
         console.print(f"Speed-up by batch size: {points}; {gain}.", soft_wrap=True)
     command = f"foredraft generate {choice.arguments} --drafter {shlex.quote(path)} ..."
     console.print(f"{path}: {command}", style="dim", soft_wrap=True, markup=False)
+
+
+def _tried(found: "Tuning") -> str:
+    """Every drafter that was tried, and in how many sizes."""
+    from foredraft.files.provenance import shortened
+
+    sizes = Counter(trial.family for trial in found.trials if trial.spec != trial.family)
+    named = [f"{shortened(family)} in {count} size{'s' if count > 1 else ''}" for family, count in sizes.items()]
+    return f"Tried: {', '.join(named)}."
 
 
 def _table(found: "Tuning") -> Table:

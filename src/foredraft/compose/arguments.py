@@ -19,12 +19,13 @@ from foredraft.core.drafter import Drafter
 from foredraft.core.errors import DrafterError, ModelError, OptionError, kind_of
 from foredraft.core.options import describe_options
 from foredraft.core.sampling.params import check_known
-from foredraft.drafters import METHODS, bundled_drafts
+from foredraft.drafters import AUTO, METHODS, automatic_drafter, bundled_drafts
 from foredraft.engine.generator import Generator
 from foredraft.heads.formats import inspect_head
 from foredraft.heads.formats.tuned import SUFFIX, read_tuned
 from foredraft.model.base import TargetModel
 from foredraft.model.gguf.load import is_gguf
+from foredraft.model.hf.contents import contents_of
 from foredraft.model.loading.load import unwrapped
 from foredraft.model.loading.placement import as_device, as_dtype
 
@@ -148,6 +149,8 @@ def _check_as_loaded(source: Any, options: LoadOptions) -> None:
             raise OptionError(f"The model is loaded already, on {found}: leave device out, or move it to {expected}.")
     if isinstance(source, TargetModel) and weights not in (None, "auto", source.weights):
         raise OptionError(f"The model is loaded already, in {source.weights or source.dtype}: leave weights out.")
+    if options.max_model_len is not None:
+        raise OptionError("The model is loaded already, with its context: leave max_model_len out.")
     if options.model_options:
         raise OptionError("The model is loaded already: leave model_options out, or give them to its from_pretrained.")
 
@@ -184,9 +187,8 @@ def as_spec(source: Any, drafter: AnyDrafter) -> Spec | Drafter:
     """
     if isinstance(drafter, Drafter):
         return drafter
-    if drafter == "auto":
-        drafter = "hybrid:eagle3" if "eagle3" in _bundled_drafts(source) else "prompt_lookup"
-        _log.info("The automatic choice of a drafter is %s.", drafter)
+    if drafter == AUTO:
+        drafter = automatic_drafter(_bundled_drafts(source))
     if drafter is None or isinstance(drafter, str):
         return _from_text(source, drafter or "none")
     if isinstance(drafter, tuple) and len(drafter) == 2 and isinstance(drafter[0], str):
@@ -200,6 +202,25 @@ def as_spec(source: Any, drafter: AnyDrafter) -> Spec | Drafter:
         "A drafter is a spec such as prompt_lookup or draft_model:PATH, a path, a transformers model, or an object of "
         f"a class derived from foredraft.Drafter, not {given}."
     )
+
+
+def settled(source: Any, target: TargetModel, drafter: AnyDrafter, spec: Spec | Drafter) -> Spec | Drafter:
+    """The spec of a drafter for the loaded target, whose bundled drafts are known by its contents.
+
+    Args:
+        source: the target as it was given.
+        spec: what ``as_spec`` made of the drafter for ``source``.
+    """
+    if drafter != AUTO:
+        return _with_bundled(target, spec) if isinstance(spec, Spec) else spec
+    found, bundled = as_spec(target, drafter), _bundled_drafts(target)
+    if "eagle3" in bundled:
+        _log.info("The bundled head %s fits this model; the automatic choice is hybrid with it.", bundled["eagle3"])
+    else:
+        _log.info("The automatic choice of a drafter is prompt_lookup.")
+        if "eagle3" in _bundled_drafts(source):
+            _log.warning("%s has other weights than the model of this name, so its bundled head is not used.", source)
+    return found
 
 
 def drafting_spec(source: Any, spec: Spec) -> Spec:
@@ -233,10 +254,12 @@ def _with_bundled(source: Any, spec: Spec) -> Spec:
 
 
 def _bundled_drafts(source: Any) -> Mapping[str, str]:
-    """The drafts bundled for a target, by method."""
-    if not isinstance(source, str):
-        source = source.origin if isinstance(source, TargetModel) else source.config.name_or_path
-    return bundled_drafts(source)
+    """The drafts bundled for a target, by method; before it is loaded by its name."""
+    if isinstance(source, str):
+        return bundled_drafts(source)
+    if isinstance(source, TargetModel):
+        return bundled_drafts(source.origin, source.contents())
+    return bundled_drafts(source.config.name_or_path, contents_of(source))
 
 
 def _from_path(source: Any, path: str) -> Spec:

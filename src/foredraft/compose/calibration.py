@@ -8,6 +8,8 @@ from typing import Any
 from foredraft.compose.arguments import as_spec, drafting_spec
 from foredraft.compose.spec import Spec
 from foredraft.core.errors import OptionError
+from foredraft.files.outputs import locked
+from foredraft.files.read import read_json
 from foredraft.files.write import atomic_write_text
 from foredraft.model.loading.bundled import resolve
 
@@ -37,16 +39,31 @@ def store_calibration(folder: str, method: str, weights: Mapping[str, Any]) -> P
     """Store the acceptance weights of a method, by temperature, beside those of other methods and temperatures.
 
     Raises:
-        OptionError: the file cannot be written.
+        OptionError: the file cannot be written, or is no calibration.
     """
     path = Path(folder) / CALIBRATION
-    try:
-        known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        rounded = {heat: [round(weight, 4) for weight in each] for heat, each in weights.items()}
-        atomic_write_text(path, json.dumps({**known, method: {**known.get(method, {}), **rounded}}, indent=2) + "\n")
-    except OSError as error:
-        raise OptionError(f"Cannot write {path}: {error.strerror}; remove --calibrate.") from None
+    rounded = {heat: [round(weight, 4) for weight in each] for heat, each in weights.items()}
+    with locked(path):
+        known = check_calibration(folder)
+        try:
+            whole = {**known, method: {**known.get(method, {}), **rounded}}
+            atomic_write_text(path, json.dumps(whole, indent=2) + "\n")
+        except OSError as error:
+            raise OptionError(f"Cannot write {path}: {error.strerror}; remove --calibrate.") from None
     return path
+
+
+def check_calibration(folder: str) -> dict[str, Any]:
+    """All that is stored in a folder, by method.
+
+    Raises:
+        OptionError: its file is no calibration.
+    """
+    path = Path(folder) / CALIBRATION
+    known = read_json(path, OptionError, remedy="remove it, or leave out --calibrate") if path.exists() else {}
+    if not all(isinstance(each, dict) for each in known.values()):
+        raise OptionError(f"{path} is no calibration: remove it, or leave out --calibrate.")
+    return known
 
 
 def calibrated_folder(target: Any, drafter: str) -> str | None:

@@ -1,5 +1,6 @@
 """Builds drafters from their specs: the drafts, heads and inner drafters that they name."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,8 +13,8 @@ from foredraft.core.draft import Law
 from foredraft.core.drafter import Rewindable, drafter_fault
 from foredraft.core.errors import DrafterError, ForedraftError, ModelError
 from foredraft.drafters import METHODS
-from foredraft.drafters.common.build_context import BuildContext, BuiltDrafter, DraftModelFiles, NestedDrafter
-from foredraft.heads.formats import inspect_head, load_head
+from foredraft.drafters.context import BuildContext, BuiltDrafter, DraftModelFiles, NestedDrafter
+from foredraft.heads.formats import inspect_head, load_head, recorded_contents
 from foredraft.heads.nets.blocks import fuse
 from foredraft.model.base import TargetModel
 from foredraft.model.hf.causal_lm import CausalLM, acquire
@@ -22,30 +23,28 @@ from foredraft.model.kv.cache import SlotCache
 from foredraft.model.linear.packed import PackedWeights, draft_dtype
 from foredraft.model.loading.bundled import resolve
 from foredraft.model.loading.load import as_loaded, load_model
-from foredraft.model.loading.quantised import with_weights
 from foredraft.model.native.linear import HEAD_BITS, quantise_linears
 from foredraft.model.native.model import NativeLM
-from foredraft.model.recording.replay import Replay
 from foredraft.model.text.tokenizer import Tokenizer, check_same_tokenizer
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterBuilder:
     """Builds drafters from specs. Newly loaded models are appended to ``models``, whose first entry is the target."""
 
-    source: Any  # the target as the caller gave it
     tokenizer: Tokenizer | None
     models: list[TargetModel]
     fast: bool
     options: Mapping[str, Any]
-    replay: Replay
     draws: bool  # the verification rule needs drawn drafts
     draft: Any = None  # a loaded draft model, used in place of a path
 
     def build(self, spec: Spec, target: TargetModel, cache: SlotCache) -> BuiltDrafter:
         """Build the drafter of a spec for ``target``."""
         needs, width = METHODS[spec.name].needs, self.models[0].vocab_size
-        context = _BuildContext(spec.name, needs, spec.path, target, cache, self.tokenizer, width, self.replay, self)
+        context = _BuildContext(spec.name, needs, spec.path, target, cache, self.tokenizer, width, self)
         try:
             drafter = build_function(spec.name)(spec.options, context)
         except ForedraftError:
@@ -76,9 +75,7 @@ class DrafterBuilder:
                 f"The draft model {path!r} is on {found} and the target on {target.device}: put both on one device."
             )
         if weights is not None:
-            model = with_weights(
-                draft.model, weights, owned=not given, file=draft.file, kv_cache_dtype=target.kv_cache_dtype
-            )
+            model = draft.with_weights(weights, owned=not given, kv_cache_dtype=target.kv_cache_dtype)
         else:
             model = acquire(draft.model, fast=self.fast, owned=not given)
         self.models.append(model)
@@ -99,10 +96,14 @@ class _BuildContext(BuildContext):
     def model_of_any_tokenizer(self, path: str) -> DraftModelFiles:
         return self.builder.open(path)
 
-    def head(self, rope_theta: float | None = None, taps: tuple[int, ...] | None = None) -> Any:
-        head = load_head(
-            resolve(self.path), self.target, rope_theta=rope_theta, taps=taps, options=self.builder.options
-        )
+    def head(
+        self, rope_theta: float | None = None, taps: tuple[int, ...] | None = None, norm_output: bool | None = None
+    ) -> Any:
+        path, options = resolve(self.path), self.builder.options
+        head = load_head(path, self.target, rope_theta=rope_theta, taps=taps, norm_output=norm_output, options=options)
+        recorded, contents = recorded_contents(path), self.target.contents()
+        if None not in (recorded, contents) and recorded != contents:
+            _log.warning("The head %s was trained for another model: few of its drafts may be accepted.", self.path)
         if head.info.method not in METHODS[self.name].heads:
             able = ", ".join(other for other, method in METHODS.usable().items() if head.info.method in method.heads)
             raise DrafterError(
@@ -128,18 +129,19 @@ class _BuildContext(BuildContext):
         For a target on the native engine, the head runs there too.
         """
         if isinstance(self.target, NativeLM):
-            bits = self.target.decoder.layers[0].up.bits
-            quantise_linears(net, self.target.engine, min(bits, HEAD_BITS))
+            bits = 4 if self.target.decoder.layers[0].up.bits == 4 else HEAD_BITS
+            quantise_linears(net, self.target.engine, bits)
             return
         dtype = draft_dtype()
         if dtype is torch.bfloat16 and self.builder.draws:
             dtype = torch.float32  # the q of drawn drafts must not depend on the number of rows in a product
         PackedWeights(net, dtype)
         if dtype is torch.int8 and not net.own_output and isinstance(self.target, CausalLM):
-            net.target = with_int8_output(net.target, self.target.model)
+            target = self.target
+            net.target = with_int8_output(net.target, target.model, lambda: target.weights_version)
 
     def drafter(self, spec: str, target: TargetModel | None = None, cache: SlotCache | None = None) -> BuiltDrafter:
-        found = as_spec(self.builder.source, spec)
+        found = as_spec(self.builder.models[0], spec)
         if not isinstance(found, Spec) or found.off_from:
             raise DrafterError(f"{self.name} takes its inner drafters by name, not as {spec!r}.")
         return self.builder.build(found, target or self.target, cache or self.cache)

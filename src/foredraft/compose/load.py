@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from foredraft.compose.arguments import AnyDrafter, as_spec, as_target, drafting_spec, names_draft, taking
+from foredraft.compose.arguments import AnyDrafter, as_spec, as_target, drafting_spec, names_draft, settled, taking
 from foredraft.compose.calibration import CALIBRATION, stored_acceptance_length, stored_calibration
 from foredraft.compose.drafters import DrafterBuilder
 from foredraft.compose.options import LoadOptions as LoadOptions
@@ -20,14 +20,15 @@ from foredraft.engine.parallel import ParallelEngine, Ranks, initialised
 from foredraft.engine.policy import NEUTRAL, Constant, Policy, policy_for
 from foredraft.model.base import TargetModel
 from foredraft.model.hf.causal_lm import CausalLM, acquire
+from foredraft.model.hf.generation import default_options
 from foredraft.model.hf.hub import ACCESS
 from foredraft.model.kv.cache import BUCKET, SlotCache
 from foredraft.model.loading.bundled import resolve
 from foredraft.model.loading.load import Loaded, as_loaded, load_model
-from foredraft.model.loading.quantised import with_weights
+from foredraft.model.loading.tokenizers import as_tokenizer, eos_token_ids
 from foredraft.model.memory import available_bytes, format_bytes, trim_heap
 from foredraft.model.native.model import NativeLM
-from foredraft.model.recording.replay import Replay, replay_on
+from foredraft.model.recording.recorder import recorder_on
 from foredraft.model.threads import release_threads
 
 _log = logging.getLogger(__name__)
@@ -122,15 +123,18 @@ class _Loader:
         specs = [as_spec(self.source, drafter) for drafter in drafters]
         if self.options.draft_options and not any(names_draft(spec) for spec in specs):
             raise OptionError("draft_options apply only to a draft model loaded by its name: leave them out.")
-        kinds = [_kind(spec, self.options.verifier) for spec in specs]
+        for spec in specs:
+            _kind(spec, self.options.verifier)  # which refuses some
         before = initialised()
         loaded = _load(self.source, self.options)
         models = [self._target(loaded)]
         if loaded.file is not None:  # it was read
             loaded = replace(loaded, file=None)
             trim_heap()
-        ranks = self._ranks(models[0], before)
         try:
+            specs = [settled(self.source, models[0], *pair) for pair in zip(drafters, specs, strict=True)]
+            kinds = [_kind(spec, self.options.verifier) for spec in specs]
+            ranks = self._ranks(models[0], before)
             built = [
                 self._generator(spec, kind, loaded, models, policy, ranks and (ranks, place))
                 for place, (spec, kind) in enumerate(zip(specs, kinds, strict=True))
@@ -163,9 +167,10 @@ class _Loader:
         if loaded.weights is not None and wanted not in (None, "auto", loaded.weights):
             raise OptionError(f"The folder holds weights in {loaded.weights}: leave weights out.")
         if (weights := loaded.quantised_to(wanted)) is not None:
-            target = with_weights(loaded.model, weights, owned=owned, file=loaded.file, kv_cache_dtype=kept)
+            target = loaded.with_weights(weights, owned=owned, kv_cache_dtype=kept)
         else:
             target = acquire(loaded.model, fast=self._packed, owned=owned)
+        self._limit(target)
         if kept not in (None, target.kv_cache_dtype):
             target.release()
             raise ModelError(
@@ -173,6 +178,14 @@ class _Loader:
                 "weights int4 or int8."
             )
         return target
+
+    def _limit(self, target: TargetModel) -> None:
+        """Keep the target's context to ``max_model_len``."""
+        most, length = self.options.max_model_len, target.max_length
+        if most is not None and most > length:
+            target.release()
+            raise OptionError(f"max_model_len is {most}; the model's context is {length} tokens.")
+        target.max_length = most or length
 
     def _generator(
         self,
@@ -187,8 +200,8 @@ class _Loader:
         shared = models[0]
         own, cache = [shared], shared.new_cache()
         try:
-            replay = replay_on(shared.device, compile=self.options.compile, cuda_graphs=self.options.cuda_graphs)
-            drafter = self._drafter(spec, loaded, own, cache, replay)
+            recorder = recorder_on(shared.device, compile=self.options.compile, cuda_graphs=self.options.cuda_graphs)
+            drafter = self._drafter(spec, loaded, own, cache)
         finally:
             models += own[1:]
         if drafter.needs.hidden_layers:
@@ -202,23 +215,33 @@ class _Loader:
             "cache": cache,
             "max_slots": self._max_slots(own, shared_by and shared_by[0]),
             "max_prefill_tokens": self.options.max_prefill_tokens,
+            "models": own,
             "prefix_cache": self.options.prefix_cache,
             "tokenizer": loaded.tokenizer,
-            "replay": replay,
+            "recorder": recorder,
         }
         if shared_by is None:
             engine = Engine(shared, drafter, policy, **options)
         else:
             engine = ParallelEngine(shared, drafter, policy, ranks=shared_by[0], place=shared_by[1], **options)
-        generator = Generator(engine, loaded.tokenizer, loaded.eos_token_ids, kind, own)
+        generator = Generator(engine, loaded.tokenizer, loaded.eos_token_ids, kind, own, self._defaults(loaded))
         # as text: a handler that keeps its records must not keep the generator
         _log.info("Loaded %s, %d rows at most.", repr(generator), self.options.max_batch_size)
         release_threads()  # steps may run in another thread
         return generator
 
-    def _drafter(
-        self, spec: Spec | Drafter, loaded: Loaded, models: list[TargetModel], cache: SlotCache, replay: Replay
-    ) -> Drafter:
+    def _defaults(self, loaded: Loaded) -> dict[str, Any]:
+        """Options that requests have unless they say otherwise."""
+        if self.options.generation_config == "none":
+            return {}
+        outline = loaded.outline
+        name = outline.config.name_or_path or outline.name
+        found = default_options(outline.generation_config, name)
+        if found:
+            _log.info("Defaults of requests, by the generation config of %s: %s.", name, found)
+        return found
+
+    def _drafter(self, spec: Spec | Drafter, loaded: Loaded, models: list[TargetModel], cache: SlotCache) -> Drafter:
         """Build the drafter of a spec; newly loaded models are appended to ``models``."""
         shared = {key: value for key, value in (self.options.model_options or {}).items() if key in ACCESS}
         options = {**shared, **(self.options.draft_options or {})}
@@ -226,7 +249,7 @@ class _Loader:
         verifier = self.options.verifier
         draws = verifier is not None and rule_of(verifier).draws
         tokenizer = loaded.tokenizer
-        builder = DrafterBuilder(self.source, tokenizer, models, self._packed, options, replay, draws, given)
+        builder = DrafterBuilder(tokenizer, models, self._packed, options, draws, given)
         drafter = builder.build(spec, models[0], cache).drafter if isinstance(spec, Spec) else spec
         if verifier is not None and drafter.needs.law is not None:  # a law that its options do not determine
             check_legal(verifier, drafter.needs.law)
@@ -271,7 +294,10 @@ def _load(source: Any, options: LoadOptions) -> Loaded:
             tokenizer=options.tokenizer,
             native=True,
         )
-    return as_loaded(source.model if isinstance(source, (CausalLM, NativeLM)) else source, options.tokenizer)
+    if isinstance(source, NativeLM):
+        own = as_tokenizer(options.tokenizer)
+        return Loaded(source.outline, own, eos_token_ids(source.outline, own))
+    return as_loaded(source.model if isinstance(source, CausalLM) else source, options.tokenizer)
 
 
 def _policy(spec: Spec | Drafter, drafter: Drafter, target: TargetModel) -> Policy:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from foredraft.core.errors import OptionError, shown
-from foredraft.core.sampling.params import check_count
+from foredraft.core.sampling.params import as_number, check_count
 
 if TYPE_CHECKING:
     import torch
@@ -15,9 +15,13 @@ if TYPE_CHECKING:
 else:  # names, as on the command line, which starts without torch
     Dtype = Device = str
 
-_COUNTS = ("max_batch_size", "kv_cache_memory_bytes", "max_prefill_tokens", "tensor_parallel")
+_COUNTS = ("max_batch_size", "kv_cache_memory_bytes", "max_model_len", "max_prefill_tokens", "tensor_parallel")
 _MAPPINGS = ("model_options", "draft_options")
-_KNOWN = {"weights": ("int4", "int8", "auto"), "kv_cache_dtype": ("float16", "int8")}
+_KNOWN = {
+    "weights": ("int4", "int8", "auto"),
+    "kv_cache_dtype": ("float16", "int8"),
+    "generation_config": ("auto", "none"),
+}
 _PYTHON: Mapping[str, Any] = {"flag": False}
 """Metadata of options for Python only: neither flags nor keys of files."""
 
@@ -54,6 +58,7 @@ class SharedOptions:
                 continue
             if name in _COUNTS:
                 check_count(name, value)
+                object.__setattr__(self, name, as_number(value))
             if name in _KNOWN and value not in _KNOWN[name]:
                 raise OptionError(f"Unknown {name} {value!r}. Known: {', '.join(_KNOWN[name])}.")
             if name == "verifier" and not isinstance(value, str):
@@ -78,6 +83,7 @@ class LoadOptions(SharedOptions):
         default, weights stay as they are, those of a quantised GGUF file on the engine. See docs/native.md.
     kv_cache_dtype: of keys and values on the native CPU engine: float16 or int8; by default int8 with int4 weights,
         else float16.
+    max_model_len: the most tokens of a prompt and its output together; by default the model's context.
     tensor_parallel: processes that share the target's weights; start them with torchrun --nproc-per-node N.
     exact: run every forward with the same number of nodes, so that drafts cannot flip near-ties.
     compile: run forwards, also of drafts, and on GPUs verification by torch.compile; a new shape takes seconds to
@@ -85,6 +91,8 @@ class LoadOptions(SharedOptions):
     cuda_graphs: capture the same as CUDA graphs, one for each shape. The model's weights must stay where they are.
     max_prefill_tokens: the most prompt tokens read between two steps of other requests. Ignored with ``exact``.
     prefix_cache: keep prompts in the KV cache, so that what begins alike is not read twice. Ignored with ``exact``.
+    generation_config: auto: requests have the temperature, penalties, bans and lengths of the model's
+        generation_config.json unless they say otherwise; none: only its ends count.
     model_options: for the target's ``from_pretrained`` (quantization_config, revision), if it is loaded here.
     """
 
@@ -92,10 +100,12 @@ class LoadOptions(SharedOptions):
     device: Device | None = None
     weights: str | None = None
     kv_cache_dtype: str | None = None
+    max_model_len: int | None = field(default=None, metadata={"names": ("--max-model-len", "--ctx-size", "-c")})
     tensor_parallel: int = 1
     exact: bool = False
     compile: bool = False
     cuda_graphs: bool = False
     max_prefill_tokens: int | None = None
     prefix_cache: bool = field(default=False, metadata=_PYTHON)
+    generation_config: str = "auto"
     model_options: Mapping[str, Any] | None = field(default=None, metadata=_PYTHON)

@@ -1,6 +1,7 @@
 """Specs: drafters written as text, on a command line, in a file or inside another spec."""
 
 import importlib
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
@@ -10,7 +11,7 @@ from foredraft.core.errors import OptionError
 from foredraft.core.options import DrafterOptions, entries, parts, read_options, read_pairs
 from foredraft.core.sampling.params import check_known
 from foredraft.drafters import METHODS
-from foredraft.drafters.common.build_context import BuildContext
+from foredraft.drafters.context import BuildContext
 
 _LENGTH = "num_assistant_tokens"
 """The option for the length of chains, also where a method has its own name for it."""
@@ -18,7 +19,7 @@ _LENGTH = "num_assistant_tokens"
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """A drafter by name: ``name``, ``name:PATH`` or ``name:PATH,option=value,...``."""
+    """A drafter by name: ``name``, ``name:PATH`` or ``name:PATH,option=value,...``; PATH may be in [brackets]."""
 
     name: str
     path: str | None
@@ -55,6 +56,8 @@ class Spec:
             raise OptionError(f"{name!r} is a path: write NAME:PATH, such as draft_model:{name} or eagle3:{name}.")
         check_known("drafter", {name: None}, list(METHODS))
         options = find(name)[1]
+        if path and not (METHODS[name].nests or METHODS[name].several):
+            path, pairs = _whole_path(path, pairs)
         given = read_pairs(pairs)
         size = METHODS[name].size
         if size and _LENGTH in given and size != _LENGTH:
@@ -62,6 +65,19 @@ class Spec:
                 raise OptionError(f"{_LENGTH} and {size} are the same option of {name}: give one of them.")
             given[size] = given.pop(_LENGTH)
         return cls(name, path or None, read_options(options, name, given))
+
+
+def _whole_path(path: str, pairs: list[str]) -> tuple[str, list[str]]:
+    """A path without its enclosing brackets, or with the commas that split it if there is such a file or folder."""
+    if path.startswith("[") and path.endswith("]") and len(entries(path)) == 1:
+        inner = entries(path)[0]
+        return (inner, pairs) if not os.path.exists(os.path.expanduser(path)) else (path, pairs)
+    if pairs and not os.path.exists(os.path.expanduser(path)):
+        for count in range(len(pairs), 0, -1):
+            whole = ",".join([path, *pairs[:count]])
+            if os.path.exists(os.path.expanduser(whole)):
+                return whole, pairs[count:]
+    return path, pairs
 
 
 def find(name: str) -> tuple[type[Drafter], type[DrafterOptions]]:

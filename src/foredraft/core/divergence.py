@@ -20,6 +20,14 @@ _ETA = 3.0  # how fast lk_hybrid moves from KL to TV
 _LEAST = 1e-9  # lower bound on probabilities before a logarithm
 
 
+def acceptance(p: Float[Tensor, "*k V"], q: Float[Tensor, "*k V"]) -> Float[Tensor, "*k"]:
+    """Probability that a token drawn from q is accepted under p: sum min(p, q) (arXiv:2211.17192, Corollary 3.6).
+
+    Equals 1 minus the total variation distance. Both laws must sum to 1. Computed in float64 and capped at 1.
+    """
+    return torch.minimum(p.double(), q.double()).sum(-1).clamp(max=1.0)
+
+
 def ce(p: Rows, log_q: Rows) -> Float[Tensor, "*rows"]:
     return -(p * log_q).sum(-1)
 

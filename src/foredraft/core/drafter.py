@@ -1,8 +1,8 @@
-"""The drafter interface: what a drafter receives, what it returns, and its optional protocols."""
+"""The drafter interface: what a drafter receives, returns and keeps of rows, and its optional protocols."""
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, ParamSpec, TypeVar
 
@@ -62,6 +62,19 @@ class Needs:
         """The hidden states that it reads, of those of several layers: others may be tapped for other users."""
         return {layer: hidden[layer] for layer in self.hidden_layers}
 
+    def plus(self, *states: "RowState") -> "Needs":
+        """These needs of a drafter and those of its states, each of which must be able to do with drafts ahead."""
+        every = [self, *(state.needs for state in states)]
+        return replace(
+            self,
+            hidden_layers=tuple(dict.fromkeys(layer for each in every for layer in each.hidden_layers)),
+            learns=any(each.learns for each in every),
+            shares_text=any(each.shares_text for each in every),
+            target_cache=any(each.target_cache for each in every),
+            whole=any(each.whole for each in every),
+            ahead=all(each.ahead for each in every),
+        )
+
     @property
     def longest(self) -> int:
         """Length of the longest path, in tokens."""
@@ -93,7 +106,6 @@ class Plan:
     ``level_price``: for scored drafters, what the nodes of a level must promise to be expanded.
     ``worth``: verify only the nodes that pay, where reading the draft is free; see ``Worth``.
     ``chain``: no branches, since another drafter continues the draft.
-    ``recorded``: the draft is recorded and replayed, so its shapes are few and no values are read; set by what records.
     ``copies``: the length of each row's copy (``Drafter.copies``), for which ``lengths`` is 0; empty if no row has one.
     """
 
@@ -103,7 +115,6 @@ class Plan:
     level_price: LevelPrice = FREE
     worth: Worth | None = None
     chain: bool = False
-    recorded: bool = False
     copies: tuple[int, ...] = ()
     _on: dict[torch.device, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -149,7 +160,7 @@ class View:
     ``kv_size``: what the requests in flight need of a KV cache until they end, drafts included. ``slack``: by so much
     may ``host_lengths`` exceed the lengths; 0 unless the drafter can do with that (``Needs.ahead``). ``tips``: the last
     tokens, where they are kept apart; see ``roots``. ``params``: the sampling parameters of each row's request.
-    ``outputs``: the tokens of its output, as far as the host knows them.
+    ``outputs``: the tokens of its output, as far as the host knows them. ``recorder``: see ``static``.
     """
 
     rows: tuple[int, ...]
@@ -164,11 +175,23 @@ class View:
     tips: Int[Tensor, "B"] | None = None
     params: tuple[SamplingParams, ...] = ()
     outputs: tuple[Sequence[int], ...] = ()
+    recorder: object = None
+
+    @property
+    def static(self) -> bool:
+        """Whether shapes should be few and follow from the plan alone, since a recorder (``model.recording``) records
+        functions of the view."""
+        return self.recorder is not None
+
+    @property
+    def readable(self) -> bool:
+        """Whether values may be read, where that is free: not by a function while it is recorded."""
+        return len(self.host_lengths) > 0 and self.lengths.device.type == "cpu"
 
     @property
     def roots(self) -> Int[Tensor, "B"]:
         """The last committed token of each row."""
-        if self.history.shape[1] == 1:  # all that ``recordable`` has kept, or rows of one token
+        if self.history.shape[1] == 1:  # no other tokens are read, or the rows have one
             return self.history[:, 0]
         if self.tips is not None:
             return self.tips.clone()  # the view's change with the next step
@@ -194,20 +217,6 @@ class View:
         tokens = [[token] for token in self.host_roots]
         return TokenTree.on_host(tokens, [[ROOT]] * len(tokens), depth=0, linear=True)
 
-    def recordable(self, *, history: bool) -> "View":
-        """What recorded segments may read of the view (see ``model.replay``): tensors, and few numbers of the host.
-
-        Args:
-            history: keep it, padded to a power of two; else it has one column, the roots.
-        """
-        if history:
-            width = 1 << (self.history.shape[1] - 1).bit_length()
-            kept = torch.nn.functional.pad(self.history, (0, width - self.history.shape[1]))
-        else:
-            kept = self.roots[:, None]
-        noise = replace(self.noise, recent=None)
-        return View((), kept, self.lengths, (), replace(self.warp, host_temperatures=()), noise, self.draws)
-
     def as_greedy(self) -> "View":
         """The same rows, all greedy: so drafts of sampled rows are the likeliest tokens, whatever the noise says."""
         temperatures = (0.0,) * len(self.warp.host_temperatures)
@@ -232,6 +241,7 @@ class View:
 _METHODS = {"admit", "read_ahead", "fork", "fuse", "copies", "propose", "commit", "release", "rewind"}
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+_V = TypeVar("_V")
 
 
 def _named(drafter: str, method: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -254,20 +264,20 @@ def drafter_fault(place: str, error: Exception) -> DrafterError:
     return DrafterError(f"{place} failed with {error.__class__.__name__}: {first_line(error)}; see its package.")
 
 
-class Drafter(ABC):
-    """Proposes draft trees. Subclasses are final; a stateless drafter defines ``propose`` only.
+Fused = Mapping[int, Float[Tensor, "1 F G"]]
+"""What ``RowState.fuse`` returned of the tokens of a prompt."""
 
-    A drafter's mistakes (weights, vocabulary, cache) cost speed and never correctness, provided that each draft carries
-    the law that it was actually drawn from. A draft that cannot be verified raises a ``DrafterError``, and so does an
-    error in a method of another package's drafter: users see its name and the method's.
+
+class RowState:
+    """What is kept of each row between steps: nothing, unless it has ``states``. Then it is these together, and what is
+    called for a row is called for each of them, in order.
+
+    ``needs``: what it needs of the target; the loop reads that of the drafter, which includes its states' (see
+    ``Needs.plus``).
     """
 
+    states: tuple["RowState", ...] = ()
     needs: Needs = Needs()
-
-    @property
-    def name(self) -> str:
-        """In error messages."""
-        return self.__class__.__name__
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -275,16 +285,26 @@ class Drafter(ABC):
             for name in _METHODS & vars(cls).keys():
                 setattr(cls, name, _named(cls.__name__, vars(cls)[name]))
 
-    def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:  # noqa: B027
-        """Start a row. ``prompt`` excludes the prompt's last token, which is the first root.
+    def fuse(self, hidden: Mapping[int, Tensor]) -> Mapping[int, Tensor]:
+        """Reduce the hidden states [1, T, H] of a part of a prompt to what ``admit`` reads of them, [1, F, G].
 
-        ``hidden`` are the target's hidden states of ``prompt`` as ``fuse`` returned them, for the layers in ``needs``.
-        T is 0 for a prompt of one token.
+        Without states, to all. A prompt is read in parts. What this returns for each is concatenated along dimension 1,
+        by key, so the target's states of a long prompt are never held together. It has an entry for each token, or one
+        for the last token: ``admit`` of a prompt that begins like an earlier one gets as many of the earlier entries as
+        tokens are shared, and those of at least one token of its own.
         """
+        if not self.states:
+            return hidden
+        fused = (state.fuse(state.needs.states(hidden)) for state in self.states)
+        return {len(self.states) * key + index: own for index, each in enumerate(fused) for key, own in each.items()}
 
-    def read_ahead(  # noqa: B027
-        self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 F G"]], kv_size: KVSize
-    ) -> None:
+    def _by_state(self, fused: Mapping[int, Tensor]) -> Iterator[tuple["RowState", dict[int, Tensor]]]:
+        """Each state with what its own ``fuse`` returned."""
+        count = len(self.states)
+        for index, state in enumerate(self.states):
+            yield state, {key // count: own for key, own in fused.items() if key % count == index}
+
+    def read_ahead(self, row: int, prompt: Int[Tensor, "T"], hidden: Fused, kv_size: KVSize) -> None:
         """Read some of a prompt before ``admit``: called between steps while the target reads a long one.
 
         So the row's first proposal needs not read all of it and hold up the other rows. A call should read no more than
@@ -295,31 +315,94 @@ class Drafter(ABC):
             hidden: what ``fuse`` returned for those of them that are new since the last call.
             kv_size: as in ``View``.
         """
+        for state, own in self._by_state(hidden):
+            state.read_ahead(row, prompt, own, kv_size)
 
-    def fork(self, row: int, source: int, length: int) -> None:  # noqa: B027
+    def fork(self, row: int, source: int, length: int) -> None:
         """Start a row whose prompt begins with the first ``length`` tokens of ``source``; called before ``read_ahead``
         and ``admit``.
 
         ``source`` is a row in flight, or a released one whose number was not used since; the row itself, too. Optional:
         what is not taken over here is read later.
         """
+        for state in self.states:
+            state.fork(row, source, length)
 
-    def fuse(self, hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> Mapping[int, Float[Tensor, "1 F G"]]:
-        """Reduce the hidden states of a part of a prompt to what ``admit`` reads of them; by default, to all.
+    def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Fused) -> None:
+        """Start a row. ``prompt`` excludes the prompt's last token, which is the first root.
 
-        A prompt is read in parts. What this returns for each is concatenated along dimension 1, by key, so the target's
-        states of a long prompt are never held together. It has an entry for each token, or one for the last token:
-        ``admit`` of a prompt that begins like an earlier one gets as many of the earlier entries as tokens are shared,
-        and those of at least one token of its own.
+        ``hidden`` are the target's hidden states of ``prompt`` as ``fuse`` returned them, for the layers in ``needs``.
+        T is 0 for a prompt of one token.
         """
-        return hidden
+        for state, own in self._by_state(hidden):
+            state.admit(row, prompt, own)
+
+    def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None:
+        """Take in the verification of ``draft``; ``out`` is the target's forward.
+
+        Called after every step, including steps that drafted nothing (``draft`` is then the root alone). Rows in
+        ``draft.copied`` hold a copy in place of what was proposed.
+        """
+        for state in self.states:
+            if state.commits:
+                state.commit(view, draft, verdict, replace(out, hidden=state.needs.states(out.hidden)))
+
+    @property
+    def commits(self) -> bool:
+        """Whether it, or one of its states, has a ``commit`` of its own."""
+        own = getattr(self.commit, "__func__", None) is not RowState.commit
+        return own or any(state.commits for state in self.states)
+
+    def rewind(self, row: int, length: int) -> None:
+        """Keep only the first ``length`` tokens of the row; other tokens may follow them in the next view."""
+        for state in self.states:
+            state.rewind(row, length)
+
+    def release(self, row: int) -> None:
+        """Drop what is kept of a finished row. Its number will be reused.
+
+        After an interruption (Ctrl-C) the row's ``admit`` or ``release`` may have run partly or not at all, so
+        releasing an unknown row must not fail.
+        """
+        for state in self.states:
+            state.release(row)
+
+
+class ByRow(dict[int, _V], RowState):
+    """A value for each row, dropped when the row is released."""
+
+    needs = Needs(ahead=True)
+
+    def release(self, row: int) -> None:
+        self.pop(row, None)
+
+
+class Drafter(RowState, ABC):
+    """Proposes draft trees. Subclasses are final; a stateless drafter defines ``propose`` only.
+
+    A drafter's mistakes (weights, vocabulary, cache) cost speed and never correctness, provided that each draft carries
+    the law that it was actually drawn from. A draft that cannot be verified raises a ``DrafterError``, and so does an
+    error in a method of another package's drafter: users see its name and the method's.
+
+    Args:
+        needs: apart from what ``states`` need; by default those of its class.
+        states: what it keeps of each row. Other drafters inside are among them.
+    """
+
+    def __init__(self, needs: Needs | None = None, *states: RowState) -> None:
+        self.needs = (self.needs if needs is None else needs).plus(*states)
+        self.states = states
+
+    @property
+    def name(self) -> str:
+        """In error messages."""
+        return self.__class__.__name__
 
     def copies(self, view: View, limits: Sequence[int]) -> tuple[int, ...]:
         """The length of each row's copy in the next step, 0 for rows without one; none by default.
 
         A copy is a chain that ``propose`` takes from elsewhere, such as a text that came with the request, and marks in
-        ``Draft.copied``. Called before the plan, which drafts nothing for these rows; perhaps several times, and for
-        views in which other rows have lost their rules.
+        ``Draft.copied``. Called before the plan, which drafts nothing for these rows.
 
         Args:
             limits: the most draft tokens that each row can use.
@@ -330,35 +413,12 @@ class Drafter(ABC):
     def propose(self, view: View, plan: Plan) -> Draft:
         """Draft a tree for every row of ``view``; node 0 of each tree is ``view.roots``."""
 
-    def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None:  # noqa: B027
-        """Update the drafter's state after verification of ``draft``; ``out`` is the target's forward.
-
-        Called after every step, including steps that drafted nothing (``draft`` is then the root alone). Rows in
-        ``draft.copied`` hold a copy in place of what was proposed.
-        """
-
-    @property
-    def commits(self) -> bool:
-        """Whether it has a ``commit`` of its own."""
-        return getattr(self.commit, "__func__", None) is not Drafter.commit
-
-    def release(self, row: int) -> None:  # noqa: B027
-        """Drop the state of a finished row. Its number will be reused.
-
-        After an interruption (Ctrl-C) the row's ``admit`` or ``release`` may have run partly or not at all, so
-        releasing an unknown row must not fail.
-        """
-
 
 class Rewindable(Drafter):
-    """A drafter for nested loops: its "committed" tokens may be drafts themselves and can be rolled back.
+    """A drafter for nested loops: its "committed" tokens may be drafts themselves, which ``rewind`` rolls back.
 
     The next view holds the tokens that replace them. ``commit`` also covers tokens that are rolled back later.
     """
-
-    @abstractmethod
-    def rewind(self, row: int, length: int) -> None:
-        """Keep only the first ``length`` tokens of the row; other tokens may follow them in the next view."""
 
 
 class Trainable(Drafter):

@@ -2,25 +2,14 @@
 
 From Leviathan, Kalman and Matias, "Fast Inference from Transformers via Speculative Decoding" (arXiv 2211.17192), with
 the paper's letters: alpha is the acceptance rate, k (gamma there) the number of drafted tokens, c the time of one draft
-step relative to one target step. The analysis is for chains and assumes independent acceptances with equal alpha.
+step relative to one target step. The analysis is for chains and assumes independent acceptances with equal alpha. No
+torch: ``foredraft theory`` starts at once. ``divergence.acceptance`` measures alpha.
 """
 
 import math
 from typing import NamedTuple
 
-import torch
-from jaxtyping import Float
-from torch import Tensor
-
 from foredraft.core.errors import OptionError
-
-
-def acceptance(p: Float[Tensor, "*k V"], q: Float[Tensor, "*k V"]) -> Float[Tensor, "*k"]:
-    """Probability that a token drawn from q is accepted under p: sum min(p, q) (Theorem 3.5, Corollary 3.6).
-
-    Equals 1 minus the total variation distance. Both laws must sum to 1. Computed in float64 and capped at 1.
-    """
-    return torch.minimum(p.double(), q.double()).sum(-1).clamp(max=1.0)
 
 
 def expected_tokens(alpha: float, length: int) -> float:

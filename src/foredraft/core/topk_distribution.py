@@ -10,6 +10,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from foredraft.core.best import best_of
+
 _LEAST = 1e-6  # lower bound on the remaining probability
 
 
@@ -25,7 +27,7 @@ def topk_distribution(logits: Float[Tensor, "*rows V"], count: int) -> TopKDistr
 
     Ids are int32, probabilities float16.
     """
-    best = logits.float().softmax(-1).topk(min(count, logits.shape[-1] - 1), dim=-1)
+    best = best_of(logits.float().softmax(-1), min(count, logits.shape[-1] - 1))
     rest = (1 - best.values.sum(-1, keepdim=True)).clamp(min=0)
     return TopKDistribution(best.indices.int(), torch.cat([best.values, rest], -1).half())
 

@@ -26,8 +26,9 @@ class Method:
     ``drafter``: "module:Class" of the ``Drafter``. The module also has ``Options``, a frozen dataclass derived from
     ``DrafterOptions``, and ``build(options, context)``; see ``BuildContext``.
     ``heads``: the kinds of trained heads it supports. ``bundled``: the draft of the bundled model. ``nests``: its path
-    has specs of other drafters; ``around``: of one, which does the drafting. ``size``: the option that limits the
-    length of its chains; ``tune`` searches it. ``untuned``: why ``tune`` does not try the method.
+    has specs of other drafters; ``around``: of one, which does the drafting. ``several``: it may be several models.
+    ``size``: the option that limits the length of its chains; ``tune`` searches it. ``untuned``: why ``tune`` does not
+    try the method.
     """
 
     drafter: str
@@ -39,6 +40,7 @@ class Method:
     bundled: str = ""
     nests: bool = False
     around: bool = False
+    several: bool = False
     size: str = ""
     untuned: str = ""
     lossless: bool = True
@@ -130,7 +132,6 @@ _BUILT_IN: dict[str, Method] = {
         "arXiv:2411.04975",
         nests=True,
         around=True,
-        untuned="hybrid adds look-ups to its inner drafter: name that drafter instead.",
     ),
     "specinfer": Method(
         "foredraft.drafters.specinfer:SpecInfer",
@@ -138,6 +139,7 @@ _BUILT_IN: dict[str, Method] = {
         "one or several small models with the target's tokenizer",
         "Several small models draft trees, which are merged into one.",
         "arXiv:2305.09781",
+        several=True,
     ),
     "sequoia": Method(
         "foredraft.drafters.sequoia:Sequoia",
@@ -156,7 +158,7 @@ _BUILT_IN: dict[str, Method] = {
         bundled="sample-draft",
     ),
     "universal": Method(
-        "foredraft.drafters.universal:Universal",
+        "foredraft.drafters.universal.method:Universal",
         (Law.FIXED, Law.CHAIN),
         "a small model with any tokenizer",
         "A draft model with another tokenizer: drafts by text, or with the tokens that both have.",
@@ -312,13 +314,26 @@ BUNDLED_DRAFTS: dict[str, dict[str, str]] = {
     "SmolLM2-135M-Instruct": {"eagle3": "smollm2-eagle3"},
 }
 """Bundled drafts by method: for the bundled target, and for other targets by the last part of their names."""
+BUNDLED_CONTENTS = {"e429869238a5cf2b": _SAMPLE, "824cf4dfddc66fb5": "SmolLM2-135M-Instruct"}
+"""The same targets by their contents (``TargetModel.contents``)."""
 
 
-def bundled_drafts(target: str) -> dict[str, str]:
-    """The bundled drafts for a target, by method, given its name, folder or file.
+AUTO = "auto"
+"""In place of a drafter: see ``automatic_drafter``."""
+
+
+def automatic_drafter(bundled: Mapping[str, str]) -> str:
+    """The default drafter of a target with these bundled drafts: look-ups, beside an EAGLE-3 head if there is one."""
+    return "hybrid:eagle3" if "eagle3" in bundled else "prompt_lookup"
+
+
+def bundled_drafts(target: str, contents: str | None = None) -> dict[str, str]:
+    """The bundled drafts for a target, by method: by its contents, or if these are unknown by its name, folder or file.
 
     A GGUF file may name its quantisation, as in NAME.Q4_1.gguf or name-q8_0.gguf.
     """
+    if contents is not None:
+        return BUNDLED_DRAFTS.get(BUNDLED_CONTENTS.get(contents, ""), {})
     path = resolve(target)
     if path == resolve(_SAMPLE):
         return BUNDLED_DRAFTS[_SAMPLE]

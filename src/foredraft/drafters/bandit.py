@@ -15,12 +15,11 @@ from jaxtyping import Int
 from torch import Tensor
 
 from foredraft.core.draft import Draft, Law, Verdict
-from foredraft.core.drafter import Drafter, KVSize, Needs, Plan, StepOut, View
+from foredraft.core.drafter import Drafter, Fused, KVSize, Needs, Plan, StepOut, View
 from foredraft.core.errors import OptionError
 from foredraft.core.options import SizedOptions, check_bounds
 from foredraft.core.tree import TokenTree
-from foredraft.drafters.common.build_context import BuildContext
-from foredraft.drafters.common.composite import CompositeDrafter, Hidden
+from foredraft.drafters.context import BuildContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +95,7 @@ class Ucb:
 
 
 @final
-class Bandit(CompositeDrafter):
+class Bandit(Drafter):
     """Keeps all arms up to date, and drafts with one of them.
 
     Args:
@@ -109,35 +108,33 @@ class Bandit(CompositeDrafter):
             raise OptionError("bandit needs at least one drafter.")
         self._options = options
         self._arms = [Arm(None), *arms]
-        super().__init__([arm.drafter for arm in arms if arm.drafter is not None])
+        drafters = [arm.drafter for arm in arms if arm.drafter is not None]
+        needs = [drafter.needs for drafter in drafters]
+        own = Needs(
+            learns=True,
+            scored=all(each.scored for each in needs),
+            max_nodes=max(each.max_nodes for each in needs),
+            max_depth=max(each.longest for each in needs),
+            law=next((arm.law for arm in self._arms if arm.law is not Law.FIXED), None),
+        )
+        super().__init__(own, *drafters)
         self._ucb = Ucb(len(self._arms), options.exploration)
         self._clock = clock
         self._playing, self._left = self._ucb.best(), options.hold
         self._drafting = False
         self._started = 0.0
         self._step: _Step | None = None  # the previous step, if it is to be measured
-        needs = [drafter.needs for drafter in self._drafters]
-        self.needs = Needs(
-            learns=True,
-            shares_text=any(each.shares_text for each in needs),
-            whole=any(each.whole for each in needs),
-            scored=all(each.scored for each in needs),
-            hidden_layers=tuple(sorted({layer for each in needs for layer in each.hidden_layers})),
-            max_nodes=max(each.max_nodes for each in needs),
-            max_depth=max(each.longest for each in needs),
-            law=next((arm.law for arm in self._arms if arm.law is not Law.FIXED), None),
-        )
 
     @property
     def plays(self) -> tuple[float, ...]:
         """Discounted number of measured steps of each arm, plain decoding first; see ``Ucb``."""
         return self._ucb.plays
 
-    def read_ahead(self, row: int, prompt: Int[Tensor, "T"], hidden: Hidden, kv_size: KVSize) -> None:
+    def read_ahead(self, row: int, prompt: Int[Tensor, "T"], hidden: Fused, kv_size: KVSize) -> None:
         self._close()
         super().read_ahead(row, prompt, hidden, kv_size)
 
-    def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Hidden) -> None:
+    def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Fused) -> None:
         self._close()
         super().admit(row, prompt, hidden)
 

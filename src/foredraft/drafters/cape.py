@@ -15,13 +15,12 @@ from foredraft.core.draft import Draft
 from foredraft.core.drafter import Needs, View
 from foredraft.core.errors import OptionError
 from foredraft.core.options import SizedOptions, check_bounds
-from foredraft.drafters.common.build_context import BuildContext
-from foredraft.drafters.common.draft_runner import DraftRunner, ModelTreeDrafter, RunnerTreeBuilder
-from foredraft.drafters.common.dynamic_tree import TreeLimits
-from foredraft.drafters.common.tree_ops import Candidates, keep_best, worth_a_level
-from foredraft.heads.glide_model import GlideLM
+from foredraft.drafters.common.model_trees import ModelTreeDrafter, RunnerTreeBuilder
+from foredraft.drafters.context import BuildContext
+from foredraft.drafters.states.draft_runner import DraftRunner
+from foredraft.drafters.trees.candidates import Candidates, keep_best, worth_a_level
+from foredraft.drafters.trees.shapes import TreeLimits
 from foredraft.model.base import TargetModel
-from foredraft.model.recording.replay import EAGER, Replay
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +45,12 @@ class Options(SizedOptions):
 class Cape(ModelTreeDrafter):
     """Drafts a draft model's best chain with siblings; for the arguments see ``DraftRunner``."""
 
-    def __init__(self, options: Options, model: TargetModel, vocab_size: int, replay: Replay = EAGER) -> None:
+    def __init__(self, options: Options, model: TargetModel, vocab_size: int) -> None:
         self._widths = torch.tensor(options.widths, device=model.device)
         depth, self._widest = options.num_assistant_tokens, max(options.widths)
-        reads = isinstance(model, GlideLM)
-        needs = Needs(max_nodes=depth * self._widest, max_depth=depth, scored=True, ahead=not reads, target_cache=reads)
+        needs = Needs(max_nodes=depth * self._widest, max_depth=depth, scored=True, ahead=True)
         self._limits = TreeLimits(needs.max_nodes, depth, top_k=1)
-        super().__init__(needs, DraftRunner(model, vocab_size, replay))
+        super().__init__(needs, DraftRunner(model, vocab_size))
 
     def limits(self, view: View) -> TreeLimits:
         return self._limits
@@ -91,4 +89,4 @@ class Cape(ModelTreeDrafter):
 def build(options: Options, context: BuildContext) -> Cape:
     """cape:PATH"""
     model = context.glide() if context.names_head else context.model(context.path)
-    return Cape(options, model, context.vocab_size, context.replay)
+    return Cape(options, model, context.vocab_size)

@@ -1,8 +1,8 @@
 """A drafter that is itself a speculative loop: vertical cascades (CS Drafting, Chen et al., arXiv:2312.11462).
 
 A middle model writes the draft by speculative decoding, with its own drafter, which may be a cascade again; so only the
-smallest model drafts token by token (see ``engine/nested_loop.py``). What the middle model says is a chain, which has
-siblings in sampled rows (see ``common/chain.py``).
+smallest model drafts token by token (see ``states/nested_loop.py``). What the middle model says is a chain, which has
+siblings in sampled rows (see ``trees/chain.py``).
 """
 
 from dataclasses import dataclass, field
@@ -13,13 +13,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from foredraft.core.draft import Draft, Law
-from foredraft.core.drafter import Needs, Plan, View
+from foredraft.core.drafter import Needs, Plan, Rewindable, View
 from foredraft.core.errors import DrafterError
 from foredraft.core.options import SizedOptions, check_bounds
-from foredraft.drafters.common.build_context import BuildContext, NestedDrafter
-from foredraft.drafters.common.chain import ChainLimits, build_chain
-from foredraft.drafters.common.draft_runner import RunnerDrafter
-from foredraft.engine.nested_loop import NestedLoop, NestedLoopParts
+from foredraft.drafters.context import BuildContext, NestedDrafter
+from foredraft.drafters.states.nested_loop import NestedLoop, NestedLoopParts
+from foredraft.drafters.trees.chain import ChainLimits, build_chain
 from foredraft.model.base import TargetModel
 from foredraft.model.kv.cache import SlotCache
 
@@ -42,7 +41,7 @@ class Options(SizedOptions):
 
 
 @final
-class Cascade(RunnerDrafter[NestedLoop]):
+class Cascade(Rewindable):
     """Drafts with a middle model that decodes speculatively.
 
     Args:
@@ -55,22 +54,14 @@ class Cascade(RunnerDrafter[NestedLoop]):
         self, options: Options, middle: TargetModel, part: NestedDrafter, cache: SlotCache, vocab_size: int
     ) -> None:
         length = options.inner_tokens or part.drafter.needs.longest
-        loop = NestedLoop(NestedLoopParts(middle, part.drafter, cache, length, part.confidence), vocab_size)
-        inner = part.drafter.needs
-        # the fill of a partial cache inside depends on all rows, so its drafts depend on other requests
-        needs = Needs(
-            max_nodes=options.num_assistant_tokens,
-            learns=inner.learns or inner.target_cache,
-            shares_text=inner.shares_text,
-            whole=True,
-        )
-        super().__init__(needs, loop)
+        self._loop = NestedLoop(NestedLoopParts(middle, part.drafter, cache, length, part.confidence), vocab_size)
+        super().__init__(Needs(max_nodes=options.num_assistant_tokens, whole=True), self._loop)
 
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:
         guesses = not (view.warp.greedy or view.draws or plan.chain or plan.confidence)
         lengths = [min(length, self.needs.max_nodes) for length in plan.lengths]
-        draft, logits = self._runner.extend(view, lengths, logits=guesses)
+        draft, logits = self._loop.extend(view, lengths, logits=guesses)
         if logits is None:
             return draft
 

@@ -1,6 +1,6 @@
 """A small model drafts: speculative sampling (Leviathan et al., arXiv:2211.17192; Chen et al., arXiv:2302.01318).
 
-It drafts a chain (see ``common/chain.py``), or a tree with a few children per node (RSD-C, arXiv:2402.14160), level by
+It drafts a chain (see ``trees/chain.py``), or a tree with a few children per node (RSD-C, arXiv:2402.14160), level by
 level.
 """
 
@@ -12,20 +12,20 @@ from jaxtyping import Int
 from torch import Tensor
 
 from foredraft.core.draft import Draft, Law
-from foredraft.core.drafter import KVSize, Needs, Plan, Trainable, View
+from foredraft.core.drafter import ByRow, Needs, Plan, Rewindable, Trainable, View
 from foredraft.core.errors import OptionError
 from foredraft.core.options import check_bounds
 from foredraft.core.transfer import to_device
 from foredraft.core.tree import TokenTree
-from foredraft.drafters.common.build_context import BuildContext
-from foredraft.drafters.common.chain import ChainLimits, ChainOptions, build_chain
-from foredraft.drafters.common.draft_runner import DraftRunner, Forwards, RunnerDrafter, RunnerTreeBuilder
-from foredraft.drafters.common.drawn_tree import TreeShape, build_static_tree
-from foredraft.drafters.common.dynamic_tree import TreeLimits
-from foredraft.drafters.common.templates import Template
+from foredraft.drafters.common.model_trees import RunnerTreeBuilder
+from foredraft.drafters.context import BuildContext
+from foredraft.drafters.states.draft_runner import DraftRunner, Forwards
+from foredraft.drafters.states.read_rows import ReadRows
+from foredraft.drafters.trees.chain import ChainLimits, ChainOptions, build_chain
+from foredraft.drafters.trees.shapes import Template, TreeLimits, TreeShape
+from foredraft.drafters.trees.static import build_static_tree
 from foredraft.engine.beam.speculative import BeamDrafter
 from foredraft.model.base import TargetModel
-from foredraft.model.recording.replay import EAGER, Replay
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,28 +57,29 @@ class Options(ChainOptions):
 
 
 @final
-class DraftModel(RunnerDrafter[DraftRunner], BeamDrafter, Trainable):
+class DraftModel(Rewindable, BeamDrafter, Trainable):
     """Drafts with a small model; see ``DraftRunner``.
 
     Args:
         model: the draft model.
         vocab_size: of the target. The draft's may differ by padding.
-        replay: how its drafts run; see ``DraftRunner``.
     """
 
-    def __init__(self, options: Options, model: TargetModel, vocab_size: int, replay: Replay = EAGER) -> None:
+    def __init__(self, options: Options, model: TargetModel, vocab_size: int) -> None:
         self._shape: TreeShape | None = None
         nodes = depth = options.num_assistant_tokens
         if options.branching is not None:
             self._shape = TreeShape.of(Template.regular(options.branching), model.device)
             nodes, depth = self._shape.limits.nodes, self._shape.limits.depth
         if options.window is None:
-            runner = DraftRunner(model, vocab_size, replay)
+            self._runner = DraftRunner(model, vocab_size)
         else:
             window = (options.window, options.sinks, nodes, options.ahead)
-            runner = WindowedRunner(model, vocab_size, *window, replay=replay)
-        scored, ahead = self._shape is not None, options.window is None
-        super().__init__(Needs(max_nodes=nodes, max_depth=depth, scored=scored, ahead=ahead), runner)
+            self._runner = WindowedRunner(model, vocab_size, *window)
+        needs = Needs(max_nodes=nodes, max_depth=depth, scored=self._shape is not None, ahead=True)
+        super().__init__(needs, self._runner)
+        self._chain = self._runner.drafting("chain", drafted_chain)
+        self._tree = self._runner.drafting("tree", self._build)
 
     def beam_model(self) -> TargetModel:
         return self._runner.model
@@ -89,17 +90,17 @@ class DraftModel(RunnerDrafter[DraftRunner], BeamDrafter, Trainable):
 
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:
-        plan = self._runner.planned(view, plan)
+        plan = self._runner.within_context(view, plan)
         depth = min(plan.length, self.needs.longest)
         if depth == 0:
             return Draft(TokenTree.root(view.roots), Law.FIXED)
         max_nodes, device = self.needs.max_nodes, view.lengths.device
         if self._shape is not None:
-            limits = self._shape.limits.within(plan)
-            return self._runner.draft("tree", view, limits.expanded, self._tree, plan.on(device), limits)
-        return self._runner.draft("chain", view, max_nodes, drafted_chain, ChainLimits.of(plan, depth, device))
+            limits = self._shape.limits.within(plan, view)
+            return self._runner.draft(self._tree, view, limits.expanded, plan.on(device), limits)
+        return self._runner.draft(self._chain, view, max_nodes, ChainLimits.of(plan, depth, device))
 
-    def _tree(self, view: View, forwards: Forwards, allowed: Int[Tensor, "B"], limits: TreeLimits) -> Draft:
+    def _build(self, view: View, forwards: Forwards, allowed: Int[Tensor, "B"], limits: TreeLimits) -> Draft:
         assert self._shape is not None
         return build_static_tree(RunnerTreeBuilder(forwards, view), self._shape.levels, allowed, limits)
 
@@ -107,7 +108,7 @@ class DraftModel(RunnerDrafter[DraftRunner], BeamDrafter, Trainable):
 def drafted_chain(view: View, forwards: Forwards, limits: ChainLimits) -> Draft:
     """A chain of a draft model."""
     logits, engine = forwards.root(), forwards.engine
-    return build_chain(view, limits, logits, forwards.next, recorded=forwards.recorded, engine=engine)
+    return build_chain(view, limits, logits, forwards.next, engine=engine)
 
 
 @final
@@ -125,7 +126,7 @@ class WindowedRunner(DraftRunner):
     for this many more tokens than the row has at the first read after a rewind, and moves only beyond them.
 
     Args:
-        model, vocab_size, replay: see ``DraftRunner``.
+        model, vocab_size: see ``DraftRunner``.
         window: tokens, including those being drafted.
         sinks: how many of them are the first tokens.
         max_nodes: the most nodes that are drafted.
@@ -143,10 +144,8 @@ class WindowedRunner(DraftRunner):
         sinks: int,
         max_nodes: int,
         ahead: int = 0,
-        *,
-        replay: Replay = EAGER,
     ) -> None:
-        super().__init__(model, vocab_size, replay)
+        super().__init__(model, vocab_size)
         self._stride = (window - sinks - max_nodes) // 4
         if sinks < 0 or self._stride < 1:
             raise OptionError(
@@ -157,30 +156,21 @@ class WindowedRunner(DraftRunner):
         self._limit = window - max_nodes
         self._sinks = sinks
         self._ahead = min(ahead, self._stride)
-        self._begins: dict[int, int] = {}  # length of each row at the first read after a rewind
-        self._dropped: dict[int, int] = {}  # dropped tokens of each row at its last read
-
-    def read_ahead(self, row: int, prompt: Int[Tensor, "T"], kv_size: KVSize) -> None:
-        """Nothing: of a long prompt the window reads little."""
+        self._read = ReadRows(self.cache)  # of a long prompt the window reads little, so nothing ahead
+        self._begins = ByRow[int]()  # length of each row at the first read after a rewind
+        self._dropped = ByRow[int]()  # dropped tokens of each row at its last read
+        self.states = (self._read, self._begins, self._dropped)
+        self.needs = Needs()  # the window depends on lengths on the host
 
     def fork(self, row: int, source: int, length: int) -> None:
-        """Nothing, for the same reason."""
-
-    def admit(self, row: int, prompt: Int[Tensor, "T"] | None = None) -> None:
-        self._dropped[row] = 0
-        super().admit(row)
+        """Nothing is taken over, for the same reason."""
 
     def rewind(self, row: int, length: int) -> None:
         self._begins.pop(row, None)
-        dropped = self._dropped[row]
+        dropped = self._dropped.get(row, 0)
         super().rewind(row, length - dropped if length > self._sinks + dropped else min(length, self._sinks))
 
-    def release(self, row: int) -> None:
-        self._begins.pop(row, None)
-        self._dropped.pop(row, None)
-        super().release(row)
-
-    def _within_context(self, view: View, plan: Plan) -> Plan:
+    def within_context(self, view: View, plan: Plan) -> Plan:
         """The plan, unchanged: the window always has room."""
         return plan
 
@@ -193,14 +183,14 @@ class WindowedRunner(DraftRunner):
             dropped = self.dropped(self._begins.setdefault(row, length) + self._ahead) if self._ahead else 0
             if length - dropped > self._limit:
                 dropped = self.dropped(length)
-            if dropped != self._dropped[row]:
+            if dropped != self._dropped.get(row, 0):
                 self._dropped[row] = dropped
                 super().rewind(row, self._sinks)
         return self._short(view)
 
     def _short(self, view: View) -> View:
         """The rows without their dropped tokens."""
-        counts = [self._dropped[row] for row in view.rows]
+        counts = [self._dropped.get(row, 0) for row in view.rows]
         if not any(counts):
             return view
         dropped = to_device(counts, view.lengths.device)
@@ -213,4 +203,4 @@ class WindowedRunner(DraftRunner):
 
 def build(options: Options, context: BuildContext) -> DraftModel:
     """draft_model:PATH"""
-    return DraftModel(options, context.model(context.path), context.vocab_size, context.replay)
+    return DraftModel(options, context.model(context.path), context.vocab_size)

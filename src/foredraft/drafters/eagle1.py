@@ -10,15 +10,13 @@ from torch import Tensor
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Needs, Plan, View
 from foredraft.core.options import SizedOptions
-from foredraft.drafters.common.build_context import BuildContext
-from foredraft.drafters.common.drawn_tree import TreeShape, build_static_tree
-from foredraft.drafters.common.dynamic_tree import TreeLimits
 from foredraft.drafters.common.eagle import EagleDrafter, EagleOptions
-from foredraft.drafters.common.templates import Template
-from foredraft.drafters.common.tree_builder import TreeBuilder
+from foredraft.drafters.context import BuildContext
+from foredraft.drafters.trees.builder import TreeBuilder
+from foredraft.drafters.trees.shapes import Template, TreeLimits, TreeShape
+from foredraft.drafters.trees.static import build_static_tree
 from foredraft.heads.nets.eagle import EagleNet
 from foredraft.model.linear.packed import any_weight
-from foredraft.model.recording.replay import EAGER, Replay
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +37,15 @@ class Options(EagleOptions, SizedOptions):
 class Eagle1(EagleDrafter):
     """Builds a static tree level by level."""
 
-    def __init__(self, options: Options, net: EagleNet, replay: Replay = EAGER) -> None:
+    def __init__(self, options: Options, net: EagleNet) -> None:
         self._shape = TreeShape.of(Template.of(options.tree), any_weight(net).device)
         limits = self._shape.limits
-        super().__init__(net, Needs(net.taps, limits.nodes, limits.depth, scored=True, ahead=True), replay)
+        super().__init__(net, Needs(max_nodes=limits.nodes, max_depth=limits.depth, scored=True, ahead=True))
 
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:
-        limits = self._within(self._shape.limits, plan)
-        return self._draft(view, plan, 1 + limits.expanded, self._tree, limits)
+        limits = self._shape.limits.within(plan, view, cheap=True)
+        return self._draft(view, plan, 1 + limits.expanded, limits)
 
     def _tree(self, builder: TreeBuilder, allowed: Int[Tensor, "B"], limits: TreeLimits) -> Draft:
         return build_static_tree(builder, self._shape.levels, allowed, limits)
@@ -55,4 +53,4 @@ class Eagle1(EagleDrafter):
 
 def build(options: Options, context: BuildContext) -> Eagle1:
     """eagle1:HEAD"""
-    return Eagle1(options, context.head(options.rope_theta, options.taps), context.replay)
+    return Eagle1(options, context.head(options.rope_theta, options.taps, options.norm_output))

@@ -2,8 +2,8 @@
 
 from typing import final
 
-from foredraft.drafters.common.build_context import BuildContext
 from foredraft.drafters.common.eagle import DynamicOptions as Options, DynamicTreeDrafter
+from foredraft.drafters.context import BuildContext
 
 __all__ = ["Eagle2", "Options"]
 
@@ -15,4 +15,4 @@ class Eagle2(DynamicTreeDrafter):
 
 def build(options: Options, context: BuildContext) -> Eagle2:
     """eagle2:HEAD"""
-    return Eagle2(options, context.head(options.rope_theta, options.taps), context.replay)
+    return Eagle2(options, context.head(options.rope_theta, options.taps, options.norm_output))

@@ -2,8 +2,8 @@
 
 from typing import final
 
-from foredraft.drafters.common.build_context import BuildContext
 from foredraft.drafters.common.eagle import DynamicOptions as Options, DynamicTreeDrafter
+from foredraft.drafters.context import BuildContext
 
 __all__ = ["Eagle3Drafter", "Options"]
 
@@ -15,4 +15,4 @@ class Eagle3Drafter(DynamicTreeDrafter):
 
 def build(options: Options, context: BuildContext) -> Eagle3Drafter:
     """eagle3:HEAD"""
-    return Eagle3Drafter(options, context.head(options.rope_theta, options.taps), context.replay)
+    return Eagle3Drafter(options, context.head(options.rope_theta, options.taps, options.norm_output))

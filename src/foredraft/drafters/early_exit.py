@@ -9,13 +9,12 @@ from typing import final
 
 from foredraft.core.errors import DrafterError
 from foredraft.core.options import check_bounds
-from foredraft.drafters.common.build_context import BuildContext
-from foredraft.drafters.common.chain import ChainOptions
 from foredraft.drafters.common.self_speculative import SkippingDrafter
+from foredraft.drafters.context import BuildContext
+from foredraft.drafters.trees.chain import ChainOptions
 from foredraft.model.base import TargetModel
 from foredraft.model.kv.cache import SlotCache
 from foredraft.model.partial.skipping import layers_of
-from foredraft.model.recording.replay import EAGER, Replay
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,18 +40,16 @@ class EarlyExit(SkippingDrafter):
         ModelError: the target has fewer.
     """
 
-    def __init__(
-        self, options: Options, target: TargetModel, cache: SlotCache, vocab_size: int, replay: Replay = EAGER
-    ) -> None:
+    def __init__(self, options: Options, target: TargetModel, cache: SlotCache, vocab_size: int) -> None:
         if options.assistant_early_exit is None:
             raise DrafterError(
                 f"early_exit needs the number of layers that draft, 1 to {target.layers} for this model: write "
                 "early_exit,assistant_early_exit=E."
             )
         first = layers_of(target).first(options.assistant_early_exit)
-        super().__init__(options, first, cache, vocab_size, replay)
+        super().__init__(options, first, cache, vocab_size)
 
 
 def build(options: Options, context: BuildContext) -> EarlyExit:
     """early_exit,assistant_early_exit=E"""
-    return EarlyExit(options, context.target, context.cache, context.vocab_size, context.replay)
+    return EarlyExit(options, context.target, context.cache, context.vocab_size)

@@ -15,12 +15,11 @@ from operator import mul
 from typing import NamedTuple, final
 
 from foredraft.core.draft import Draft, Law
-from foredraft.core.drafter import Drafter, Plan, View
+from foredraft.core.drafter import ByRow, Drafter, Plan, View
 from foredraft.core.errors import DrafterError
 from foredraft.core.options import DrafterOptions, check_bounds
-from foredraft.drafters.common.build_context import BuildContext
-from foredraft.drafters.common.copying import CopyingDrafter, widest_copy
-from foredraft.drafters.common.match_odds import LONGEST_MATCH, ODDS
+from foredraft.drafters.common.copying import LONGEST_MATCH, ODDS, CopyingDrafter, widest_copy
+from foredraft.drafters.context import BuildContext
 
 SHORTEST_MATCH = 2
 """Tokens of a match that is looked up: after a single one a copy is rarely right."""
@@ -133,20 +132,16 @@ class Hybrid(CopyingDrafter):
     """
 
     def __init__(self, options: Options, inner: Drafter, law: Law | None = None) -> None:
-        super().__init__(inner)
+        self._texts = ByRow[RowText]()
+        super().__init__(inner, self._texts)
         self.needs = replace(inner.needs, law=inner.needs.law or law, ahead=False)
         self._options = options
-        self._texts: dict[int, RowText] = {}
 
     def propose(self, view: View, plan: Plan) -> Draft:
         for row, length in zip(view.rows, plan.lengths, strict=True):
             if row in self._texts:
                 self._texts[row].drafted = length > 0
         return super().propose(view, plan)
-
-    def release(self, row: int) -> None:
-        self._texts.pop(row, None)
-        super().release(row)
 
     def _chains(self, view: View, limits: Sequence[int]) -> list[Sequence[int]]:
         texts = [self._read(view, index) for index in range(len(view.rows))]

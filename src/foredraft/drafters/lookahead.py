@@ -9,23 +9,22 @@ token tree: column i of the window is below the columns before it, which equals 
 drafted as well. With n-grams of two and no pool this is plain Jacobi decoding (Santilli et al., arXiv:2305.10427).
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple, final
 
 import torch
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 from foredraft.core.draft import Draft, Law, Verdict
-from foredraft.core.drafter import Needs, Plan, Rewindable, StepOut, View
+from foredraft.core.drafter import Fused, Needs, Plan, Rewindable, RowState, StepOut, View
 from foredraft.core.errors import OptionError
 from foredraft.core.options import SizedOptions, check_bounds
 from foredraft.core.rng import Noise, RandomStream
 from foredraft.core.sampling.params import check_known
 from foredraft.core.transfer import to_device
 from foredraft.core.tree import merge_paths
-from foredraft.drafters.common.build_context import BuildContext
+from foredraft.drafters.context import BuildContext
 
 _FREE = -1
 """The first token of a free place in a pool."""
@@ -83,8 +82,8 @@ class Found(NamedTuple):
     exist: Bool[Tensor, "B G"]
 
 
-class NgramPool:
-    """Pools of n-grams, one per owner, with eviction of the least recently added.
+class NgramPool(RowState):
+    """Pools of n-grams, one per row or one of all rows, with eviction of the least recently added.
 
     A pool is a table of fixed size ordered by age, the latest first, with the latest few of each key. An n-gram that is
     added again moves to the front. Nothing is read back from the device, and no loop runs over n-grams.
@@ -93,35 +92,44 @@ class NgramPool:
         length: N, the tokens of an n-gram; the first is its key.
         per_key: the most n-grams with the same key.
         size: the most n-grams in a pool, at least ``per_key``.
+        shared: one pool for all rows, which persists; otherwise a row's is emptied with it, and all with the last row.
     """
 
-    def __init__(self, length: int, per_key: int, size: int, device: torch.device) -> None:
+    def __init__(self, length: int, per_key: int, size: int, device: torch.device, *, shared: bool = False) -> None:
+        self.needs = Needs(learns=shared, shares_text=shared)
         self._per_key = per_key
+        self._shared = shared
+        self._rows: set[int] = set()
         self._tokens = torch.zeros(0, size, length, dtype=torch.long, device=device)
 
     @property
     def nbytes(self) -> int:
         return self._tokens.nbytes
 
-    def reserve(self, owners: int) -> None:
-        """Make room for ``owners`` pools; new ones are empty."""
-        self._tokens = with_rows(self._tokens, owners, _FREE)
+    def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Fused) -> None:
+        self._rows.add(row)
+        self._tokens = with_rows(self._tokens, 1 if self._shared else row + 1, _FREE)
 
-    def empty(self, owner: int) -> None:
-        self._tokens[owner : owner + 1] = _FREE
+    def release(self, row: int) -> None:
+        self._rows.discard(row)
+        if not self._shared:
+            self._tokens[row : row + 1] = _FREE
+            if not self._rows:
+                self._tokens = self._tokens[:0].clone()
 
-    def clear(self) -> None:
-        self._tokens = self._tokens[:0].clone()
-
-    def find(self, owners: Int[Tensor, "B"], keys: Int[Tensor, "B"]) -> Found:
+    def find(self, rows: Int[Tensor, "B"], keys: Int[Tensor, "B"]) -> Found:
         """The n-grams of each key, the latest first."""
+        owners = torch.zeros_like(rows) if self._shared else rows
         size = self._tokens.shape[1]
         recency = torch.arange(size, 0, -1, device=keys.device)
         latest = torch.where(self._tokens[owners, :, 0] == keys[:, None], recency, 0).topk(self._per_key, dim=1)
         return Found(self._tokens[owners[:, None], latest.indices, 1:], latest.values > 0)
 
-    def add(self, owners: Int[Tensor, "B"], ngrams: Int[Tensor, "B K N"], valid: Bool[Tensor, "B K"]) -> None:
-        """Add the ``valid`` ones of K n-grams for each of B different owners, the latest last."""
+    def add(self, rows: Int[Tensor, "B"], ngrams: Int[Tensor, "B K N"], valid: Bool[Tensor, "B K"]) -> None:
+        """Add the ``valid`` ones of K n-grams for each of B different rows, the latest last."""
+        owners = rows
+        if self._shared:
+            owners, ngrams, valid = rows.new_zeros(1), ngrams.flatten(0, 1)[None], valid.flatten()[None]
         size = self._tokens.shape[1]
         for part, some in zip(ngrams.split(size, 1), valid.split(size, 1), strict=True):
             self._add(owners, part, some)
@@ -165,13 +173,12 @@ class Lookahead(Rewindable):
     def __init__(self, options: Options, device: torch.device) -> None:
         self._options = options
         width, levels = options.window_size, options.ngram_size - 1
-        learns = self._shared and options.guess_set_size > 0
-        self.needs = Needs(
-            max_nodes=options.nodes, max_depth=options.depth, learns=learns, shares_text=learns, whole=True
-        )
         self._pool: NgramPool | None = None
         if options.guess_set_size:
-            self._pool = NgramPool(options.ngram_size, options.guess_set_size, options.pool_size, device)
+            sizes, shared = (options.guess_set_size, options.pool_size), options.pool == "shared"
+            self._pool = NgramPool(options.ngram_size, *sizes, device, shared=shared)
+        needs = Needs(max_nodes=options.nodes, max_depth=options.depth, whole=True)
+        super().__init__(needs, *([] if self._pool is None else [self._pool]))
         self._window = torch.zeros(0, width, levels, dtype=torch.long, device=device)
         self._own = torch.zeros(0, width, dtype=torch.long, device=device)  # how many last tokens are the target's
         self._anchors = torch.zeros(0, dtype=torch.long, device=device)
@@ -182,28 +189,22 @@ class Lookahead(Rewindable):
         self._paths, self._depths = _column_paths(options, device)
 
     @torch.inference_mode()
-    def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
+    def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Fused) -> None:
         self._window, self._own = with_rows(self._window, row + 1), with_rows(self._own, row + 1)
         self._anchors = with_rows(self._anchors, row + 1)
-        if self._pool is not None:
-            self._pool.reserve(1 if self._shared else row + 1)
+        super().admit(row, prompt, hidden)
         self._rows.add(row)
         self._unfilled.add(row)
-
-    def rewind(self, row: int, length: int) -> None: ...  # the next ``propose`` aligns the window
 
     @torch.inference_mode()
     def release(self, row: int) -> None:
         self._rows.discard(row)
         self._unfilled.discard(row)
-        if self._pool is not None and not self._shared:
-            self._pool.empty(row)
+        super().release(row)
         if self._rows:
             return
         self._pending = None
         self._window, self._own, self._anchors = (t[:0].clone() for t in (self._window, self._own, self._anchors))
-        if self._pool is not None and not self._shared:
-            self._pool.clear()
 
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:
@@ -216,7 +217,7 @@ class Lookahead(Rewindable):
         paths = window.flatten(1)[:, self._paths[:, :depth]]
         lengths = torch.where(columns, self._depths, 0)
         if self._pool is not None:
-            guesses, found = self._pool.find(torch.zeros_like(rows) if self._shared else rows, view.roots)
+            guesses, found = self._pool.find(rows, view.roots)
             guesses = torch.nn.functional.pad(guesses, (0, max(depth - levels, 0)))[..., :depth]
             paths = torch.cat([paths, guesses], 1)
             lengths = torch.cat([lengths, torch.where(found, allowed.clamp(max=levels), 0)], 1)
@@ -242,21 +243,13 @@ class Lookahead(Rewindable):
         tokens = out.logits[batch, nodes].argmax(-1)
         ngrams = torch.cat([window, tokens[..., None]], 2)
         if self._pool is not None:  # all tokens after the first must be the target's
-            own = columns & (known >= self._options.ngram_size - 2)
-            if self._shared:
-                self._pool.add(rows.new_zeros(1), ngrams.flatten(0, 1)[None], own.flatten()[None])
-            else:
-                self._pool.add(rows, ngrams, own)
+            self._pool.add(rows, ngrams, columns & (known >= self._options.ngram_size - 2))
         moved = columns.any(1)
         idle = moved[:, None] & ~columns  # these take the contents of the next column
         waiting = torch.where(idle[..., None], window.roll(-1, 1), window)
         self._window[rows] = torch.where(columns[..., None], ngrams[..., 1:], waiting)
         self._own[rows] = torch.where(idle, known.roll(-1, 1), known) + columns.long()
         self._anchors[rows] += moved
-
-    @property
-    def _shared(self) -> bool:
-        return self._options.pool == "shared"
 
     def _aligned(self, view: View, rows: Int[Tensor, "B"]) -> Int[Tensor, "B W L"]:
         """The windows with column 0 at the roots.
@@ -301,8 +294,7 @@ class Lookahead(Rewindable):
         tokens = view.history[b, start : view.host_lengths[b]]
         if len(tokens) >= length:
             ngrams = tokens.unfold(0, length, 1)[None]
-            owner = to_device([0 if self._shared else view.rows[b]], device)
-            pool.add(owner, ngrams, torch.ones_like(ngrams[..., 0], dtype=torch.bool))
+            pool.add(to_device([view.rows[b]], device), ngrams, torch.ones_like(ngrams[..., 0], dtype=torch.bool))
 
 
 def _column_paths(options: Options, device: torch.device) -> tuple[Int[Tensor, "W D"], Int[Tensor, "W"]]:

@@ -4,19 +4,18 @@ The last level of cascade drafting: it needs no model and always drafts somethin
 tokens; here the match may be as long as the history. Deterministic: tokens are picked (``Law.FIXED``).
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, final
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from foredraft.core.draft import Draft, Law, Verdict
-from foredraft.core.drafter import Needs, Plan, Rewindable, StepOut, View
+from foredraft.core.drafter import Fused, Needs, Plan, Rewindable, StepOut, View
 from foredraft.core.options import SizedOptions, check_bounds
 from foredraft.core.tree import TokenTree
-from foredraft.drafters.common.build_context import BuildContext
+from foredraft.drafters.context import BuildContext
 
 _BASE = -7046029254386353131  # 0x9E3779B97F4A7C15: odd, so that it has an inverse modulo 2^64
 _INVERSE = pow(_BASE, -1, 1 << 64) - (1 << 64) * (pow(_BASE, -1, 1 << 64) >> 63)
@@ -58,9 +57,11 @@ class MaxGram(Rewindable):
         self._vocab_size = vocab_size
         self._followers = torch.zeros(0, dtype=torch.long)  # the last token seen after each token, else ``_NOTHING``
         self._rows: set[int] = set()
-        self.needs = Needs(max_nodes=options.num_assistant_tokens, learns=options.bigrams, shares_text=options.bigrams)
+        super().__init__(
+            Needs(max_nodes=options.num_assistant_tokens, learns=options.bigrams, shares_text=options.bigrams)
+        )
 
-    def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
+    def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Fused) -> None:
         self._rows.add(row)
         if self._options.bigrams:
             if not len(self._followers):
@@ -93,8 +94,6 @@ class MaxGram(Rewindable):
         first, second = tokens[:, :-1].flatten(), tokens[:, 1:].flatten()
         real = second >= 0
         self._followers[first[real]] = second[real]  # of several followers in one step any may be kept
-
-    def rewind(self, row: int, length: int) -> None: ...
 
     def release(self, row: int) -> None:
         self._rows.discard(row)

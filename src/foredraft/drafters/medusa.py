@@ -8,21 +8,20 @@ from typing import final
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from foredraft.drafters.common.build_context import BuildContext
-from foredraft.drafters.common.last_hidden import LastHidden
-from foredraft.drafters.common.static_tree import Options, StaticTreeDrafter
+from foredraft.drafters.common.level_heads import LevelHeadsDrafter, Options
+from foredraft.drafters.context import BuildContext
+from foredraft.drafters.states.last_hidden import LastHidden
 from foredraft.heads.nets.medusa import Medusa
-from foredraft.model.recording.replay import EAGER, Replay
 
 __all__ = ["MedusaDrafter", "Options"]
 
 
 @final
-class MedusaDrafter(StaticTreeDrafter[Medusa]):
+class MedusaDrafter(LevelHeadsDrafter[Medusa]):
     """Head i predicts the tokens of level i + 1, independently of the levels above."""
 
-    def __init__(self, options: Options, net: Medusa, replay: Replay = EAGER) -> None:
-        super().__init__(options, net, LastHidden(replay))
+    def __init__(self, options: Options, net: Medusa) -> None:
+        super().__init__(options, net, LastHidden())
 
     def logits(self, hidden: Float[Tensor, "B 1 H"], paths: Int[Tensor, "B F K"], head: int) -> Float[Tensor, "B 1 v"]:
         return self._net.logits(hidden, head)
@@ -30,4 +29,4 @@ class MedusaDrafter(StaticTreeDrafter[Medusa]):
 
 def build(options: Options, context: BuildContext) -> MedusaDrafter:
     """medusa:HEAD"""
-    return MedusaDrafter(options, context.head(), context.replay)
+    return MedusaDrafter(options, context.head())

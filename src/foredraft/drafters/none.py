@@ -7,7 +7,7 @@ from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Plan, Rewindable, View
 from foredraft.core.options import DrafterOptions
 from foredraft.core.tree import TokenTree
-from foredraft.drafters.common.build_context import BuildContext
+from foredraft.drafters.context import BuildContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +21,6 @@ class NoDrafter(Rewindable):
 
     def propose(self, view: View, plan: Plan) -> Draft:
         return Draft(TokenTree.root(view.roots), Law.FIXED)
-
-    def rewind(self, row: int, length: int) -> None: ...
 
 
 def build(options: Options, context: BuildContext) -> NoDrafter:

@@ -7,11 +7,11 @@ length if the probabilities are right. Nodes are picked, not drawn, so every cho
 from dataclasses import dataclass
 from typing import final
 
-from foredraft.drafters.common.build_context import BuildContext
-from foredraft.drafters.common.draft_runner import DraftRunner, DynamicModelDrafter
-from foredraft.drafters.common.dynamic_tree import TreeOptions
+from foredraft.drafters.common.model_trees import DynamicModelDrafter
+from foredraft.drafters.context import BuildContext
+from foredraft.drafters.states.draft_runner import DraftRunner
+from foredraft.drafters.trees.shapes import TreeOptions
 from foredraft.model.base import TargetModel
-from foredraft.model.recording.replay import EAGER, Replay
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +28,12 @@ class OptTree(DynamicModelDrafter):
     Args:
         model: the draft model.
         vocab_size: of the target. The draft's may differ by padding.
-        replay: how its drafts run; see ``DraftRunner``.
     """
 
-    def __init__(self, options: Options, model: TargetModel, vocab_size: int, replay: Replay = EAGER) -> None:
-        super().__init__(options.limits, DraftRunner(model, vocab_size, replay), ahead=True)
+    def __init__(self, options: Options, model: TargetModel, vocab_size: int) -> None:
+        super().__init__(options.limits, DraftRunner(model, vocab_size))
 
 
 def build(options: Options, context: BuildContext) -> OptTree:
     """opt_tree:PATH"""
-    return OptTree(options, context.model(context.path), context.vocab_size, context.replay)
+    return OptTree(options, context.model(context.path), context.vocab_size)

@@ -6,21 +6,20 @@ arXiv:2404.11912), StreamingLLM (sinks and a window, arXiv:2309.17453) or H2O (h
 within the budget draft with the whole cache.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import final
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from foredraft.core.draft import Draft, Verdict
+from foredraft.core.draft import Draft
 from foredraft.core.drafter import StepOut, View
 from foredraft.core.options import check_bounds
 from foredraft.core.sampling.params import check_known
-from foredraft.drafters.common.build_context import BuildContext
-from foredraft.drafters.common.chain import ChainLimits, ChainOptions, build_chain
-from foredraft.drafters.common.partial_cache_sync import PartialCacheSync
 from foredraft.drafters.common.self_speculative import SelfSpeculativeDrafter
+from foredraft.drafters.context import BuildContext
+from foredraft.drafters.states.partial_cache import PartialCacheSync
+from foredraft.drafters.trees.chain import ChainLimits, ChainOptions, build_chain
 from foredraft.model.hf.causal_lm import CausalLM
 from foredraft.model.kv.cache import SlotCache
 from foredraft.model.kv.masks import StepIn
@@ -89,16 +88,13 @@ class Partial(SelfSpeculativeDrafter):
         ahead, selection = options.num_assistant_tokens, options.selection()
         room = options.room + selection.slack + 1 + ahead
         model = PartialLM(target, full, selection, room, options.whole_layers)
-        super().__init__(options, model, full, vocab_size)
         self._cache_sync = PartialCacheSync(model, ahead, options.refresh)
+        super().__init__(options, model, full, vocab_size, self._cache_sync)
 
     @property
     def partial_bytes(self) -> int:
         """Bytes of the partial cache, in addition to the target's."""
         return self._cache_sync.model.nbytes
-
-    def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
-        self._cache_sync.admit(row)
 
     def _chain(self, view: View, limits: ChainLimits) -> Draft:
         self._cache_sync.sync(view)
@@ -112,15 +108,6 @@ class Partial(SelfSpeculativeDrafter):
     def _forward(self, step: StepIn) -> StepOut:
         model = self._cache_sync.model
         return model.forward(step, model.cache)
-
-    def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None:
-        self._cache_sync.observe(view, draft, verdict)
-
-    def rewind(self, row: int, length: int) -> None:
-        self._cache_sync.rewind(row, length)
-
-    def release(self, row: int) -> None:
-        self._cache_sync.release(row)
 
 
 def build(options: Options, context: BuildContext) -> Partial:

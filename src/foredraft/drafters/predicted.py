@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple, final
 
-from foredraft.core.drafter import Drafter, View
+from foredraft.core.drafter import ByRow, Drafter, View
 from foredraft.drafters.common.copying import CopyingDrafter, widest_copy
 
 LENGTHS = (3, 7, 15, 31, 63)
-"""Lengths of copies. With the root, they are node counts of forwards (``step.SIZES``)."""
+"""Lengths of copies. With the root, they are node counts of forwards (``fitting.SIZES``)."""
 LONGEST = LENGTHS[-1]
 _FIRST, _UNSURE = 15, 7  # length of the first copy, and of the first one after a short match
 _COMPARED = 16  # most tokens compared to find the place again
@@ -166,12 +166,8 @@ class PredictedOutputs(CopyingDrafter):
     """
 
     def __init__(self, inner: Drafter) -> None:
-        super().__init__(inner)
-        self._cursors: dict[int, PredictionCursor] = {}
-
-    @property
-    def commits(self) -> bool:
-        return self._inner.commits
+        self._cursors = ByRow[PredictionCursor]()
+        super().__init__(inner, self._cursors)
 
     def copies(self, view: View, limits: Sequence[int]) -> tuple[int, ...]:
         if not self._cursors and not any(params.prediction for params in view.params):
@@ -194,7 +190,6 @@ class PredictedOutputs(CopyingDrafter):
         return chains
 
     def release(self, row: int) -> None:
-        self._cursors.pop(row, None)
+        super().release(row)
         if not self._cursors:
             self.needs = self._inner.needs
-        super().release(row)

@@ -17,8 +17,8 @@ from foredraft.core.drafter import Needs, Plan, Rewindable, View
 from foredraft.core.errors import OptionError
 from foredraft.core.options import SizedOptions, check_bounds
 from foredraft.core.tree import PAD, TokenTree, merge_paths
-from foredraft.drafters.common.build_context import BuildContext
-from foredraft.drafters.common.match_odds import LONGEST_MATCH, ODDS
+from foredraft.drafters.common.copying import LONGEST_MATCH, ODDS
+from foredraft.drafters.context import BuildContext
 from foredraft.model.kv.masks import kv_extent_of
 
 
@@ -49,11 +49,8 @@ class PromptLookup(Rewindable):
 
     def __init__(self, options: Options, device: torch.device | None = None) -> None:
         self._options = options
-        self.needs = Needs(
-            max_nodes=options.continuations * options.prompt_lookup_num_tokens,
-            max_depth=options.prompt_lookup_num_tokens,
-            ahead=True,
-        )
+        nodes = options.continuations * options.prompt_lookup_num_tokens
+        super().__init__(Needs(max_nodes=nodes, max_depth=options.prompt_lookup_num_tokens, ahead=True))
         self._scores = [_scores(odds, options.prompt_lookup_num_tokens).to(device or "cpu") for odds in ODDS]
 
     def propose(self, view: View, plan: Plan) -> Draft:
@@ -70,8 +67,6 @@ class PromptLookup(Rewindable):
         scores = chances.new_full(tree.tokens.shape, -torch.inf).scatter_reduce(1, nodes.flatten(1), chances, "amax")
         scores[:, 0] = 0.0
         return Draft(tree, Law.FIXED, scores=scores)
-
-    def rewind(self, row: int, length: int) -> None: ...
 
     def _chains(self, view: View, plan: Plan, depth: int) -> Draft:
         """One continuation for each row, without operators of torch, each of which takes longer than the search."""

@@ -18,8 +18,7 @@ from foredraft.core.errors import DrafterError
 from foredraft.core.options import SizedOptions, check_bounds
 from foredraft.core.transfer import to_device
 from foredraft.core.tree import TokenTree
-from foredraft.drafters.common.build_context import BuildContext, NestedDrafter
-from foredraft.drafters.common.composite import CompositeDrafter
+from foredraft.drafters.context import BuildContext, NestedDrafter
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ class DraftSegment(NamedTuple):
 
 
 @final
-class Relay(CompositeDrafter, Rewindable):
+class Relay(Rewindable):
     """Extends one draft with several drafters in turn.
 
     If any of them draws, a draft for sampled rows is a ``CHAIN`` even if all its tokens were picked this time: the
@@ -76,19 +75,12 @@ class Relay(CompositeDrafter, Rewindable):
             raise DrafterError("relay needs two drafters or more: write relay:[draft_model:PATH]+[max_gram].")
         for number, part in enumerate(parts):
             _check(part, first=number == 0)
-        super().__init__([part.drafter for part in parts])
         together = sum(part.drafter.needs.longest for part in parts)
         self._parts = tuple(parts)
         self._draws = any(part.draws for part in parts)
         most = min(together, options.num_assistant_tokens or together)
-        self.needs = Needs(
-            max_nodes=most,
-            law=Law.CHAIN if self._draws else Law.FIXED,
-            learns=any(part.drafter.needs.learns for part in parts),
-            shares_text=any(part.drafter.needs.shares_text for part in parts),
-            whole=any(part.drafter.needs.whole for part in parts),
-            target_cache=parts[0].drafter.needs.target_cache,
-        )
+        needs = Needs(max_nodes=most, law=Law.CHAIN if self._draws else Law.FIXED)
+        super().__init__(needs, *(part.drafter for part in parts))
         self._vocab_size = vocab_size
         if self._draws and self.needs.learns:
             raise DrafterError(
@@ -121,10 +113,6 @@ class Relay(CompositeDrafter, Rewindable):
         if view.warp.greedy or not (view.draws and self._draws):
             return Draft(tree, Law.FIXED)
         return Draft(tree, Law.CHAIN, self._laws(tree, segments))
-
-    def rewind(self, row: int, length: int) -> None:
-        for part in self._parts:
-            part.drafter.rewind(row, length)
 
     def _laws(self, tree: TokenTree, segments: Sequence[DraftSegment]) -> Float[Tensor, "B N V"]:
         """The law of each token; a one-hot for picked tokens."""

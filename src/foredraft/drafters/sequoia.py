@@ -21,19 +21,18 @@ from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.sampling.warp import Paths, Warp
 from foredraft.core.tree import TokenTree
 from foredraft.core.tree_optimizer import OptimalTrees, best_size, check_acceptance
-from foredraft.drafters.common.build_context import BuildContext
-from foredraft.drafters.common.draft_runner import DraftRunner, Forwards, ModelTreeDrafter, RunnerTreeBuilder
-from foredraft.drafters.common.drawn_tree import TreeShape, build_static_tree
-from foredraft.drafters.common.dynamic_tree import TreeLimits
-from foredraft.drafters.common.templates import Template
-from foredraft.drafters.common.tree_ops import ranked
+from foredraft.drafters.common.model_trees import ModelTreeDrafter, RunnerTreeBuilder
+from foredraft.drafters.context import BuildContext
+from foredraft.drafters.states.draft_runner import DraftRunner, Forwards
+from foredraft.drafters.trees.candidates import ranked
+from foredraft.drafters.trees.shapes import Template, TreeLimits, TreeShape
+from foredraft.drafters.trees.static import build_static_tree
 from foredraft.engine.cost_model import CostTable, measure_costs
-from foredraft.engine.step import SIZES
+from foredraft.engine.fitting import SIZES
 from foredraft.model.base import TargetModel
-from foredraft.model.recording.replay import EAGER, Replay
 
 NODES, DEPTH = 63, 10
-"""Largest tree if the size is chosen; with the root its node count is one of ``step.SIZES``."""
+"""Largest tree if the size is chosen; with the root its node count is one of ``fitting.SIZES``."""
 SAMPLES, PREFIX, TOKENS = 16, 8, 40
 """Without prompts: number of samples, tokens drawn at temperature 1 to make them differ, and tokens measured."""
 WIDTH, DRAWS = 16, 8
@@ -112,16 +111,13 @@ class Sequoia(ModelTreeDrafter):
     Args:
         model, target: the draft model and the target.
         vocab_size: width of the laws.
-        replay: how its drafts run; see ``DraftRunner``.
     """
 
-    def __init__(
-        self, options: Options, model: TargetModel, target: TargetModel, vocab_size: int, replay: Replay = EAGER
-    ) -> None:
+    def __init__(self, options: Options, model: TargetModel, target: TargetModel, vocab_size: int) -> None:
         self.planner = Planner(options, target, model)
         nodes = options.nodes or NODES
         needs = Needs(max_nodes=nodes, max_depth=options.depth or min(DEPTH, nodes), scored=True, ahead=True)
-        super().__init__(needs, DraftRunner(model, vocab_size, replay))
+        super().__init__(needs, DraftRunner(model, vocab_size))
 
     def limits(self, view: View) -> TreeLimits:
         return self.planner.shape(view.warp.greedy).limits
@@ -165,15 +161,16 @@ def measure_acceptance(
         raise OptionError("Measuring acceptance needs prompts of one token or more that leave room in the context.")
     samples = _Samples(target, starts, prefix + tokens)
     target_runner, draft_runner = DraftRunner(target, target.vocab_size), DraftRunner(draft, target.vocab_size)
+    from_target, from_draft = target_runner.drafting("root", _at_root), draft_runner.drafting("root", _at_root)
     for row in samples.rows:
-        target_runner.admit(row)
-        draft_runner.admit(row)
+        for runner in (target_runner, draft_runner):
+            runner.admit(row, samples.prompt(row), {})
     counts = torch.zeros(min(width, target.vocab_size), dtype=torch.float64, device=target.device)
     for place in range(prefix + tokens):
         view = samples.view(1.0 if place < prefix else temperature)
-        logits = target_runner.draft("root", view, 0, _at_root)
+        logits = target_runner.draft(from_target, view, 0)
         if place >= prefix:
-            counts += accepted_ranks(view, logits, draft_runner.draft("root", view, 0, _at_root), len(counts))
+            counts += accepted_ranks(view, logits, draft_runner.draft(from_draft, view, 0), len(counts))
         samples.append(view, view.warp.law(logits, _at_roots(view))[:, 0])
     return tuple((counts / (len(starts) * tokens)).tolist())
 
@@ -241,6 +238,10 @@ class _Samples:
         noise = Noise(self._seeds, lengths)
         return View(self.rows, self._history, lengths, tuple(self._host_lengths), self._warps[temperature], noise)
 
+    def prompt(self, row: int) -> Int[Tensor, "T"]:
+        """The tokens before a sample's root."""
+        return self._history[row, : self._host_lengths[row] - 1]
+
     def append(self, view: View, law: Float[Tensor, "B V"]) -> None:
         """Draw and append the next token of each sample."""
         token = draw(law, view.noise.bits(RandomStream.TARGET, torch.zeros_like(view.lengths)))
@@ -258,4 +259,4 @@ def _at_roots(view: View) -> Paths:
 
 def build(options: Options, context: BuildContext) -> Sequoia:
     """sequoia:PATH"""
-    return Sequoia(options, context.model(context.path), context.target, context.vocab_size, context.replay)
+    return Sequoia(options, context.model(context.path), context.target, context.vocab_size)

@@ -15,17 +15,16 @@ from jaxtyping import Int
 from torch import Tensor
 
 from foredraft.core.draft import Draft, Law
-from foredraft.core.drafter import Needs, Plan, View
+from foredraft.core.drafter import Needs, Plan, Rewindable, View
 from foredraft.core.errors import OptionError
 from foredraft.core.options import SizedOptions
 from foredraft.core.tree import TokenTree, merge_duplicates
-from foredraft.drafters.common.build_context import BuildContext
-from foredraft.drafters.common.draft_runner import DraftRunner, Forwards, RunnerDrafter, RunnerTreeBuilder
-from foredraft.drafters.common.drawn_tree import TreeShape, build_static_tree
-from foredraft.drafters.common.dynamic_tree import TreeLimits
-from foredraft.drafters.common.templates import Template
+from foredraft.drafters.common.model_trees import RunnerTreeBuilder
+from foredraft.drafters.context import BuildContext
+from foredraft.drafters.states.draft_runner import DraftRunner, Forwards
+from foredraft.drafters.trees.shapes import Template, TreeLimits, TreeShape
+from foredraft.drafters.trees.static import build_static_tree
 from foredraft.model.base import TargetModel
-from foredraft.model.recording.replay import EAGER, Replay
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +47,15 @@ class Options(SizedOptions):
 
 
 @final
-class SpecInfer(RunnerDrafter[DraftRunner]):
+class SpecInfer(Rewindable):
     """Drafts one tree with several models.
 
     Args:
         models: the draft models, all with the target's tokenizer.
         vocab_size: of the target.
-        replay: how their drafts run; see ``DraftRunner``.
     """
 
-    def __init__(
-        self, options: Options, models: Sequence[TargetModel], vocab_size: int, replay: Replay = EAGER
-    ) -> None:
+    def __init__(self, options: Options, models: Sequence[TargetModel], vocab_size: int) -> None:
         if not models:
             raise OptionError("specinfer needs at least one draft model.")
         self._options = options
@@ -67,19 +63,21 @@ class SpecInfer(RunnerDrafter[DraftRunner]):
         self._law = Law.IID if len(models) == 1 else Law.IID_MANY
         limits = self._shape.limits
         needs = Needs(max_nodes=len(models) * limits.nodes, max_depth=limits.depth, law=self._law, ahead=True)
-        super().__init__(needs, *(DraftRunner(model, vocab_size, replay) for model in models))
+        self._runners = [DraftRunner(model, vocab_size) for model in models]
+        self._trees = [runner.drafting("tree", self._tree) for runner in self._runners]
+        super().__init__(needs, *self._runners)
 
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:
         for runner in self._runners:  # the shortest context limits all
-            plan = runner.planned(view, plan)
+            plan = runner.within_context(view, plan)
         if not plan.length:
             return Draft(TokenTree.root(view.roots), Law.FIXED)
-        limits = self._shape.limits.within(replace(plan, nodes=0))
+        limits = self._shape.limits.within(replace(plan, nodes=0), view)
         allowed = plan.on(view.lengths.device)
         drafts = []
-        for number, runner in enumerate(self._runners):
-            drafts.append(runner.draft("tree", view, limits.expanded, self._tree, allowed, limits, number))
+        for number, (runner, tree) in enumerate(zip(self._runners, self._trees, strict=True)):
+            drafts.append(runner.draft(tree, view, limits.expanded, allowed, limits, number))
         draft = _joined(drafts)
         if draft.q is None:
             return replace(draft, tree=merge_duplicates(draft.tree, keep_duplicates=False))
@@ -116,4 +114,4 @@ def _joined(drafts: Sequence[Draft]) -> Draft:
 def build(options: Options, context: BuildContext) -> SpecInfer:
     """specinfer:PATH, specinfer:PATH+PATH"""
     models = [context.model(path) for path in context.paths]
-    return SpecInfer(options, models, context.vocab_size, context.replay)
+    return SpecInfer(options, models, context.vocab_size)

@@ -1,26 +1,21 @@
 """TriForce (Sun et al., COLM 2024, arXiv:2404.11912): three levels, for long contexts.
 
 A small model with a windowed context drafts for the middle level, the target's weights with a retrieved part of their
-cache; its output is the draft that the target verifies with the full cache (see ``engine/nested_loop.py``). (The public
+cache; its output is the draft that the target verifies with the full cache (see ``states/nested_loop.py``). (The public
 code draws from the middle level's law instead of the residual and returns that law as q, so its outputs are biased.)
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
 
-from jaxtyping import Float, Int
-from torch import Tensor
-
-from foredraft.core.draft import Draft, Law, Verdict
-from foredraft.core.drafter import Needs, Plan, StepOut, View
+from foredraft.core.draft import Draft, Law
+from foredraft.core.drafter import Needs, Plan, Rewindable, View
 from foredraft.core.errors import DrafterError
 from foredraft.core.options import SizedOptions, check_bounds
-from foredraft.drafters.common.build_context import BuildContext, NestedDrafter
-from foredraft.drafters.common.draft_runner import RunnerDrafter
-from foredraft.drafters.common.partial_cache_sync import PartialCacheSync
-from foredraft.engine.nested_loop import NestedLoop, NestedLoopParts
-from foredraft.engine.step import round_up
+from foredraft.drafters.context import BuildContext, NestedDrafter
+from foredraft.drafters.states.nested_loop import NestedLoop, NestedLoopParts
+from foredraft.drafters.states.partial_cache import PartialCacheSync
+from foredraft.engine.fitting import round_up
 from foredraft.model.hf.causal_lm import CausalLM
 from foredraft.model.kv.cache import SlotCache
 from foredraft.model.partial.kv_selection import Retrieval
@@ -70,7 +65,7 @@ class Options(SizedOptions):
 
 
 @final
-class TriForce(RunnerDrafter[NestedLoop]):
+class TriForce(Rewindable):
     """Drafts with the target over retrieved chunks of its cache, decoding speculatively with ``part``.
 
     Args:
@@ -92,14 +87,6 @@ class TriForce(RunnerDrafter[NestedLoop]):
                 "the middle level of triforce: use a drafter with its own cache, such as draft_model:PATH."
             )
         self.full = full
-        inner = part.drafter.needs
-        needs = Needs(
-            max_nodes=options.gamma,
-            learns=inner.learns,
-            shares_text=inner.shares_text,
-            target_cache=True,
-            whole=True,
-        )
         selection = options.selection()
         # a row that is done keeps growing by a token per step until the slowest row is done
         ahead = 2 * options.gamma + round_up(1 + part.drafter.needs.max_nodes)
@@ -108,30 +95,17 @@ class TriForce(RunnerDrafter[NestedLoop]):
         parts = NestedLoopParts(
             middle, part.drafter, middle.cache, options.inner_gamma, part.confidence, sync=self._cache_sync.sync
         )
-        super().__init__(needs, NestedLoop(parts, vocab_size))
+        self._loop = NestedLoop(parts, vocab_size)
+        needs = Needs(max_nodes=options.gamma, target_cache=True, whole=True)
+        super().__init__(needs, self._cache_sync, self._loop)
 
     @property
     def partial_bytes(self) -> int:
         """Bytes of the partial cache, in addition to the target's."""
         return self._cache_sync.model.nbytes
 
-    def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Mapping[int, Float[Tensor, "1 T H"]]) -> None:
-        self._cache_sync.admit(row)
-        super().admit(row, prompt, hidden)
-
     def propose(self, view: View, plan: Plan) -> Draft:
-        return self._runner.extend(view, [min(length, self.needs.max_nodes) for length in plan.lengths]).draft
-
-    def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None:
-        self._cache_sync.observe(view, draft, verdict)
-
-    def rewind(self, row: int, length: int) -> None:
-        self._cache_sync.rewind(row, length)
-        super().rewind(row, length)
-
-    def release(self, row: int) -> None:
-        super().release(row)
-        self._cache_sync.release(row)
+        return self._loop.extend(view, [min(length, self.needs.max_nodes) for length in plan.lengths]).draft
 
 
 def build(options: Options, context: BuildContext) -> TriForce:

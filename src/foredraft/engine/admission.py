@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence as Seq
 from itertools import count
 
 from foredraft.core.drafter import KVSize
-from foredraft.core.errors import PromptError
+from foredraft.core.errors import OptionError, PromptError
 from foredraft.engine.prefix_cache import PrefixCache
 from foredraft.engine.request import Request, Sequence, failure
 from foredraft.model.kv.cache import SlotCache, bucket, grains
@@ -76,6 +76,21 @@ class Admission:
                 f"KV cache, which holds {self.max_slots} tokens: shorten the prompt, lower max_new_tokens, or raise "
                 "kv_cache_memory_bytes."
             )
+
+    def check_together(self, requests: Seq[Request]) -> None:
+        """Check that these can run together until they end, if nothing else runs.
+
+        Raises:
+            OptionError: there are too few rows, or too little memory.
+        """
+        count, fault = len(requests), None
+        if count > self.max_rows:
+            fault = f"max_batch_size is {self.max_rows}: raise it, or give fewer prompts at once"
+        elif not self._fits({row: self._most(request) for row, request in enumerate(requests)}):
+            advice = "give fewer prompts at once, lower max_new_tokens, or raise kv_cache_memory_bytes"
+            fault = f"the KV cache holds {self.max_slots} tokens: {advice}"
+        if fault is not None:
+            raise OptionError(f"{count} rows have to run together, since something sees all of them, and {fault}.")
 
     def submit(self, sequences: Seq[Sequence]) -> None:
         """Queue requests, without waiting for a step in progress."""

@@ -9,7 +9,7 @@ from itertools import accumulate
 import torch
 
 from foredraft.core.tree import TokenTree
-from foredraft.engine.step import SIZES
+from foredraft.engine.fitting import SIZES
 from foredraft.model.base import TargetModel
 from foredraft.model.kv.cache import SlotCache
 

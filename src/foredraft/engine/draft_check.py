@@ -69,6 +69,7 @@ def checked(draft: object, view: View, vocab_size: int, name: str) -> tuple[Draf
     fault = form_fault(draft, view, vocab_size)
     if fault is not None or not isinstance(draft, Draft):
         raise DrafterError(f"{name} proposed a draft that cannot be verified: {fault}.")
+    draft = _bounded(draft)
     tree = draft.tree
     if draft.q is None and tree.tokens.device.type == "cpu" and _is_sound(draft, view, vocab_size):
         return draft, None
@@ -96,6 +97,15 @@ def checked(draft: object, view: View, vocab_size: int, name: str) -> tuple[Draf
     placed[:, 0] = ROOT
     safe = TokenTree(clamped, placed, tree.depth, tree.linear, tree.turns)
     return replace(draft, tree=safe), Proposed(sound.all(1), draft, view, vocab_size, name)
+
+
+def _bounded(draft: Draft) -> Draft:
+    """The draft with bounds that its nodes could reach: tensors are as large as ``depth`` and ``turns`` say."""
+    tree, most = draft.tree, draft.tree.tokens.shape[1] - 1
+    turns = None if tree.turns is None else tuple(min(count, most) for count in tree.turns[:most])
+    if tree.depth <= most and turns == tree.turns:
+        return draft
+    return replace(draft, tree=replace(tree, depth=min(tree.depth, most), turns=turns))
 
 
 def _is_sound(draft: Draft, view: View, vocab_size: int) -> bool:

@@ -7,17 +7,21 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence as Seq
 from contextlib import AbstractContextManager
+from dataclasses import replace
 
+from foredraft.core.choices import Choices
 from foredraft.core.drafter import Drafter, Plan, View
 from foredraft.core.errors import ModelError, PromptError
 from foredraft.core.rng import request_seed
 from foredraft.core.sampling.params import SamplingParams
+from foredraft.core.sampling.processors import RequestProcessors
 from foredraft.core.sampling.stop import StopRules
-from foredraft.core.sampling.warp import check_token_ids
+from foredraft.core.sampling.warp import Warp
 from foredraft.core.verify import rule_of
 from foredraft.engine import row_work
 from foredraft.engine.admission import Admission
 from foredraft.engine.ahead import Ahead
+from foredraft.engine.fitting import round_up
 from foredraft.engine.policy import Policy
 from foredraft.engine.prefix_cache import PrefixCache
 from foredraft.engine.prompt_reader import PromptReader, prefill_failure
@@ -25,10 +29,10 @@ from foredraft.engine.request import Decode, Request, Sequence, fail_all
 from foredraft.engine.row_work import Prepared, RowFaults
 from foredraft.engine.shared_cores import SharedCores
 from foredraft.engine.state import Batch
-from foredraft.engine.step import StepInputs, Stepper, round_up
+from foredraft.engine.step import StepInputs, Stepper
 from foredraft.model.base import TargetModel
 from foredraft.model.kv.cache import SlotCache
-from foredraft.model.recording.replay import EAGER, Replay
+from foredraft.model.recording.recorder import Recorder
 from foredraft.model.text.grammar import GrammarCompiler
 from foredraft.model.text.tokenizer import Tokenizer
 
@@ -52,8 +56,9 @@ class Engine:
             what they had is read again, and their outputs continue.
         max_prefill_tokens: the most prompt tokens that a step reads while rows run; by default what takes about as
             long as a step. The exact mode reads prompts whole.
-        replay: how steps run; see ``model.replay``.
+        recorder: records and replays parts of steps; None: they run as they are.
         tokenizer: for grammars; without one, requests with a grammar are refused.
+        models: whose changed weights make what was computed from them unusable; by default the target.
         prefix_cache: rows keep their contents when their requests have ended, and prompts that begin alike take them
             over. Off in the exact mode, since what was read in other chunks may differ by rounding.
     """
@@ -71,8 +76,9 @@ class Engine:
         cache: SlotCache | None = None,
         max_slots: int | None = None,
         max_prefill_tokens: int | None = None,
-        replay: Replay | None = None,
+        recorder: Recorder | None = None,
         tokenizer: Tokenizer | None = None,
+        models: Seq[TargetModel] = (),
         prefix_cache: bool = False,
     ) -> None:
         self.target = target
@@ -80,16 +86,18 @@ class Engine:
         self.policy = policy
         cache = cache or target.new_cache()
         looped = drafter if wrap is None else wrap(drafter)
-        self._stepper = Stepper(target, cache, looped, rule, exact_nodes, replay or EAGER)
+        self._stepper = Stepper(target, cache, looped, rule, exact_nodes, recorder, free_rows=self._free_rows)
         draft_nodes = max(round_up(1 + drafter.needs.max_nodes), exact_nodes) - 1
         self.prefixes = PrefixCache(enabled=prefix_cache and not exact_nodes)
+        self._models = tuple(models) or (target,)
+        self._weights = self._weights_version
         self._admission = Admission(cache, max_rows, max_slots, draft_nodes, self.prefixes, grows=not exact_nodes)
         self.preemptions = 0
         """How often a running request had to wait again for memory."""
         chunk = max_prefill_tokens or (_CPU_PREFILL if target.device.type == "cpu" else _PREFILL)
         self._reader = PromptReader(target, cache, looped, self.prefixes, None if exact_nodes else chunk)
-        self._draws = rule is not None and rule_of(rule).draws
-        self._batch = Batch(target.vocab_size, target.device, draws=self._draws, exponentials=target.exponentials)
+        self.draws = rule is not None and rule_of(rule).draws
+        self._batch = Batch(target.vocab_size, target.device, draws=self.draws, exponentials=target.exponentials)
         self._abandoned: deque[Sequence] = deque()  # to cancel in the next step; appended without the lock
         self._request_numbers = itertools.count()
         self.compile_grammar = GrammarCompiler(tokenizer, target.vocab_size)
@@ -151,8 +159,16 @@ class Engine:
                 f"The prompt has {len(prompt)} tokens; the model's context of {self.target.max_length} leaves no room "
                 "for a new one."
             )
-        check_token_ids(params, self.target.vocab_size)
         eos_ids = params.eos_token_id if params.eos_token_id is not None else tuple(eos)
+        Warp.of(
+            [params],
+            vocab_size=self.target.vocab_size,
+            eos_token_ids=[tuple(eos_ids)],
+            prompt_lengths=[len(prompt)],
+            device="cpu",
+        )  # what its rules may raise, they raise here
+        if params.logits_processor:
+            params = replace(params, logits_processor=RequestProcessors(params.logits_processor))
         rules = StopRules(min(params.max_new_tokens, remaining), frozenset(eos_ids))
         request = Request(tuple(prompt), params, rules, self.compile_grammar(params.grammar))
         self._admission.check(request)
@@ -169,17 +185,32 @@ class Engine:
             raise PromptError(f"The prompt has token ids outside the model's vocabulary of {self.target.vocab_size}.")
 
     def submit(
-        self, requests: Seq[Request], decode: Decode, seeds: Seq[int], *, priority: int = 0, tenant: str = ""
+        self,
+        requests: Seq[Request],
+        decode: Decode,
+        seeds: Seq[int],
+        *,
+        priority: int = 0,
+        tenant: str = "",
+        choices: Choices | None = None,
     ) -> list[Sequence]:
         """Queue requests, one seed and one output each; for ``priority`` and ``tenant`` see ``Sequence``.
 
         Does not wait for a step in progress, so an event loop may call it.
+
+        Args:
+            choices: choose the tokens of all of them together. The engine must have no others until they have ended.
+
+        Raises:
+            OptionError: not all requests that need it fit into one batch.
         """
+        if choices is not None:
+            self._admission.check_together(requests)
         sequences = []
-        for request, seed in zip(requests, seeds, strict=True):
+        for member, (request, seed) in enumerate(zip(requests, seeds, strict=True)):
             # a ratio rule is lossless if drafts do not depend on the numbers that it will use, also in other requests
-            stream = request_seed(seed, next(self._request_numbers)) if self._draws else seed
-            sequences.append(Sequence(request, decode, seed, stream, priority, tenant))
+            stream = request_seed(seed, next(self._request_numbers)) if self.draws else seed
+            sequences.append(Sequence(request, decode, seed, stream, priority, tenant, choices, member))
         self._admission.submit(sequences)
         return sequences
 
@@ -194,7 +225,8 @@ class Engine:
             self.process_queue()
             self.prefixes.clear()
             self.cancel([*self._admission.waiting, *self._running().values()])
-            self._stepper.replay.close()
+            if self._stepper.recorder is not None:
+                self._stepper.recorder.close()
 
     def run(self, sequences: Seq[Sequence]) -> None:
         """Step until all of these have ended; an interruption cancels them and is raised."""
@@ -340,11 +372,43 @@ class Engine:
             self.ahead.drop()
             self.preemptions += len(open_requests)
 
+    @property
+    def _weights_version(self) -> int:
+        return sum(model.weights_version for model in self._models)
+
+    def _renew(self) -> None:
+        """Use nothing that was computed from other weights than the present ones, but for what requests in flight need.
+
+        Prompts that were read in part are read again; a request with the same prompt may join them.
+        """
+        if self._weights == self._weights_version:
+            return
+        self.prefixes.clear()
+        self._release(self._drafter_rows.intersection(self._reader.restart()))
+        self.ahead.drop()
+        self._weights = self._weights_version
+
+    def clear_cache(self) -> None:
+        """See ``Generator.clear_cache``."""
+        with self._lock:
+            for model in self._models:
+                model.invalidate()
+            self._renew()
+
     def _admit(self, faults: RowFaults) -> None:
         """Give waiting requests rows. Their prompts are read next."""
-        if not self._admission.waiting:
-            return
         running = self._running()
+        if not self._admission.waiting or len(running) >= self.max_rows:
+            return
+        try:
+            for model in self._models:
+                model.notice_changes()
+        except ModelError as error:
+            fail_all(self._admission.waiting, prefill_failure(error))
+            self._admission.drop()
+            faults.first = faults.first or error
+            return
+        self._renew()
         admitted = self._admission.next(running)
         if not admitted:
             return
@@ -362,7 +426,8 @@ class Engine:
     def _read_prompts(self, faults: RowFaults) -> None:
         """Read some of the prompts; those that are complete join the batch."""
         busy, drafts = len(self._batch) > 0, self._drafted or not len(self._batch)
-        ready, error = self._reader.read(busy=busy, drafts=drafts, begin=self._drafter_rows.add)
+        together = any(sequence.choices is not None for sequence in self._reader.requests.values())
+        ready, error = self._reader.read(busy=busy, drafts=drafts, whole=together, begin=self._drafter_rows.add)
         if ready:
             row_work.together_or_apart(self._batch.admit, ready, faults)
             self._reader.drop(ready)
@@ -382,33 +447,23 @@ class Engine:
     def _plan(self, view: View, limits: Seq[int]) -> Plan:
         return self.policy.plan(view, limits)
 
-    def _prepared(self, faults: RowFaults) -> Prepared | None:
-        """What a step needs of its rows, without those that cannot be prepared, which end; None if none is left."""
-        try:
-            return Prepared.of(self._batch, self._stepper)
-        except Exception:
-            if not row_work.end_unprepared(self._batch, self._stepper, faults):
-                raise
-        self._retire_finished()
-        return Prepared.of(self._batch, self._stepper) if len(self._batch) else None
-
     def _inputs(self, prepared: Prepared) -> StepInputs:
         """The next step of the batch, with its plan or the draft that was made ahead."""
         drafted = self.ahead.take(self._batch.sequences)
         plan = drafted.plan if drafted else self._plan(prepared.view, prepared.allowed)
-        free_rows = frozenset(self._admission.free_rows(self._running())) if self._stepper.replay.records else ()
-        return prepared.inputs(self._batch, plan, drafted, free_rows)
+        return prepared.inputs(self._batch, plan, drafted)
+
+    def _free_rows(self) -> Seq[int]:
+        return self._admission.free_rows(self._running())
 
     def _advance(self, faults: RowFaults) -> None:
         """Run one step of all rows and extend each sequence."""
         started = time.perf_counter()
-        prepared = self._prepared(faults)
-        if prepared is None:
-            return
-        inputs, sequences = self._inputs(prepared), self._batch.sequences
+        inputs, sequences = self._inputs(Prepared.of(self._batch, self._stepper)), self._batch.sequences
         self._drafted = inputs.plan.drafts
         launched = self._stepper.launch(inputs)
-        self.ahead.draft(self._stepper, self._batch, self.policy, launched)
+        if inputs.choices is None:
+            self.ahead.draft(self._stepper, self._batch, self.policy, launched)
         step = self._stepper.read(launched)
         kept = row_work.extend(sequences, step, faults)
         row_work.zero_unhealthy(self._stepper.cache, inputs.view.rows, step)

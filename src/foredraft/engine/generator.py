@@ -3,6 +3,8 @@
 import weakref
 from collections.abc import Iterator, Mapping, Sequence as Seq
 from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
 from typing import Any, overload
 
 import numpy as np
@@ -11,7 +13,14 @@ from typing_extensions import Unpack
 
 from foredraft.core.errors import ModelError, OptionError, PromptError, kind_of
 from foredraft.core.rng import derive_seeds, derived_seed, resolve_seed
-from foredraft.core.sampling.params import SamplingOptions, SamplingParams, check_count
+from foredraft.core.sampling.params import (
+    SamplingOptions,
+    SamplingParams,
+    SearchOptions,
+    as_number,
+    check_count,
+    with_defaults,
+)
 from foredraft.engine import scoring
 from foredraft.engine.beam.search import BeamKeywords, BeamOptions, Hypothesis, beam_search
 from foredraft.engine.beam.speculative import BeamDrafter, speculative_beam_search
@@ -44,6 +53,7 @@ class Generator(StreamSource):
         eos: Seq[int],
         kind: DrafterInfo,
         models: Seq[TargetModel] = (),
+        defaults: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self.engine = engine
         self.driver = Driver(engine)
@@ -54,6 +64,16 @@ class Generator(StreamSource):
         self.tokenizer = tokenizer
         self.eos_token_ids = tuple(eos)
         self.kind = kind
+        self.defaults = defaults
+        """Options of ``SamplingParams`` that the model's generation config sets, for requests that do not."""
+
+    def params(self, params: Params | None = None, **options: Any) -> SamplingParams:
+        """The parameters of a request with these options: ``params`` or the model's ``defaults``, then ``options``.
+
+        Raises:
+            OptionError: an option is unknown, out of range, or cannot be expressed by ``SamplingParams``.
+        """
+        return as_params(params, options, self.defaults)
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a str is a sequence of str
@@ -104,7 +124,8 @@ class Generator(StreamSource):
 
         Args:
             prompt: a string, token ids, chat messages, a tokenizer's output, or a list of any of these.
-            params: ``SamplingParams`` or a transformers ``GenerationConfig``; its fields may also be keywords.
+            params: ``SamplingParams`` or a transformers ``GenerationConfig``; its fields may also be keywords. Without
+                it, options that are not given are those of the model's generation config (``defaults``).
             num_return_sequences: the number of outputs for each prompt. Output i of the call draws from the random
                 stream (seed, i).
 
@@ -116,7 +137,7 @@ class Generator(StreamSource):
             UsageError: an option or a prompt is invalid; the message names the prompt if there are several.
             NumericsError: the model returned NaN.
         """
-        call = self._call(prompt, as_params(params, options), num_return_sequences)
+        call = self._call(prompt, self.params(params, **options), num_return_sequences)
         self.engine.run(call.sequences)
         return call.answer(self.kind)
 
@@ -169,7 +190,7 @@ class Generator(StreamSource):
 
         Steps run in a thread. Cancelling the task cancels its requests at the next step.
         """
-        call = self._call(prompt, as_params(params, options), num_return_sequences)
+        call = self._call(prompt, self.params(params, **options), num_return_sequences)
         await self.driver.ended(call.sequences)
         return call.answer(self.kind)
 
@@ -177,7 +198,7 @@ class Generator(StreamSource):
         """``generate`` for a list of prompts of any kind; always returns a list of results, in order."""
         empty = isinstance(prompts, Seq) and not len(prompts)
         several = [] if empty else listed(prompts).prompts
-        sequences = self.submit(several, as_params(params, options))
+        sequences = self.submit(several, self.params(params, **options))
         self.engine.run(sequences)
         return GenerateCall(sequences, len(several), single=False).results(self.kind)
 
@@ -206,7 +227,7 @@ class Generator(StreamSource):
             raise PromptError(f"Prompts are a list or another iterable, not {kind_of(prompts)}.") from None
         if progress is not None and not callable(progress):
             raise OptionError(f"progress must be a function of (done, tokens), not {kind_of(progress)}.")
-        chosen = as_params(params, options)
+        chosen = self.params(params, **options)
         seed = chosen.seed
 
         def submit(number: int, prompt: Prompt) -> Sequence:
@@ -245,8 +266,10 @@ class Generator(StreamSource):
             NumericsError: the model returned NaN.
         """
         prompts, single = listed(prompt)
-        chosen = BeamOptions.from_options({"num_beams": num_beams, **options})
-        encoded = [list(request.prompt) for request in self._requests(prompts, chosen.params)]
+        rules = {name: value for name, value in self.defaults.items() if name in SearchOptions.__annotations__}
+        own = {name: value for name, value in options.items() if name in SearchOptions.__annotations__}
+        chosen = BeamOptions.from_options({"num_beams": num_beams, **options, **with_defaults(rules, own)})
+        encoded = [list(request.prompt) for request in self.requests(prompts, chosen.params)]
         with self.engine.exclusive():
             target, drafter = self.engine.target, self.engine.drafter
             if isinstance(drafter, BeamDrafter) and chosen.num_assistant_tokens:
@@ -270,6 +293,7 @@ class Generator(StreamSource):
                 on several processes.
             NumericsError: the model returned NaN.
         """
+        top = as_number(top)
         if not isinstance(top, int) or not 0 <= top <= self.engine.target.vocab_size:
             raise OptionError(f"top must be a whole number from 0 to {self.engine.target.vocab_size}, not {top!r}.")
         tokens = encode(prompt, self.tokenizer)
@@ -278,11 +302,11 @@ class Generator(StreamSource):
 
     def stream(self, prompt: Prompt, params: Params | None = None, **options: Unpack[SamplingOptions]) -> Stream:
         """Continue one prompt and yield each piece as soon as its text is final."""
-        return Stream(self, self.submit([prompt], as_params(params, options))[0])
+        return Stream(self, self.submit([prompt], self.params(params, **options))[0])
 
     def astream(self, prompt: Prompt, params: Params | None = None, **options: Unpack[SamplingOptions]) -> AsyncStream:
         """``stream`` for asyncio."""
-        return AsyncStream(self, self.submit([prompt], as_params(params, options))[0])
+        return AsyncStream(self, self.submit([prompt], self.params(params, **options))[0])
 
     def submit(
         self,
@@ -300,23 +324,34 @@ class Generator(StreamSource):
             tenant: only requests of one tenant share the keys and values of prompts that begin alike.
         """
         check_count("num_return_sequences", count, most=_MOST_OUTPUTS)
+        return self.queue(self.requests(prompts, params), count, priority=priority, tenant=tenant)
+
+    def queue(self, requests: Seq[Request], count: int, *, priority: int = 0, tenant: str = "") -> list[Sequence]:
+        """``submit`` for requests of one call that have been checked; it takes no time, however long their prompts."""
+        outputs = [request for request in requests for _ in range(count)]
+        seeds = derive_seeds(resolve_seed(requests[0].params.seed), len(outputs))
+        shown = requests[0].shown
+        decode = partial(self.decode, shown=shown) if shown else self.decode
+        return self.engine.submit(outputs, decode, seeds, priority=priority, tenant=tenant)
+
+    def requests(
+        self, prompts: Seq[Prompt], params: SamplingParams, shown: frozenset[int] = frozenset()
+    ) -> list[Request]:
+        """Check prompts and make requests of them; an error names the prompt if there are several.
+
+        Args:
+            shown: special tokens that are part of the text.
+        """
         if not prompts:
             raise PromptError("There are no prompts.")
-        requests = self._requests(prompts, params)
-        outputs = [request for request in requests for _ in range(count)]
-        base = resolve_seed(params.seed)
-        seeds = derive_seeds(base, len(outputs))
-        return self.engine.submit(outputs, self.decode, seeds, priority=priority, tenant=tenant)
-
-    def _requests(self, prompts: Seq[Prompt], params: SamplingParams) -> list[Request]:
-        """Check prompts and make requests of them; an error names the prompt if there are several."""
         if (given := params.prediction) is not None:
             ids = continuation(given, self.tokenizer) if isinstance(given, str) else given
             params = replace(params, prediction=ids[: self.engine.target.max_length])  # no output is longer
         requests: list[Request] = []
         for number, prompt in enumerate(prompts):
             try:
-                requests.append(self.engine.request(self.encode(prompt), params, self.eos_token_ids))
+                request = self.engine.request(self.encode(prompt), params, self.eos_token_ids)
+                requests.append(replace(request, shown=shown) if shown else request)
             except PromptError as error:
                 raise named(error, number) if len(prompts) > 1 else error  # noqa: B904 - ``named`` sets the cause
         return requests
@@ -324,6 +359,16 @@ class Generator(StreamSource):
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt of any kind."""
         return encode(prompt, self.tokenizer)
+
+    def clear_cache(self) -> None:
+        """Forget all that was computed from the weights: cached prefixes, with what heads and drafts read of them, and
+        copies of weights in other layouts.
+
+        After a change that torch shows, the next request does so by itself: a training step, ``load_state_dict``,
+        other modules, hooks or adapters. Writes through ``Tensor.data`` are not shown. Waits for a step in progress;
+        requests that run keep what they have read.
+        """
+        self.engine.clear_cache()
 
     def close(self) -> None:
         """Cancel running requests, and restore the models unless other generators use them too."""
@@ -338,9 +383,9 @@ class Generator(StreamSource):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def decode(self, tokens: list[int]) -> str:
-        """The text of token ids; empty without a tokenizer."""
-        return self.tokenizer.decode(tokens) if self.tokenizer is not None else ""
+    def decode(self, tokens: list[int], *, shown: frozenset[int] = frozenset()) -> str:
+        """The text of token ids, without special tokens but for those ``shown``; empty without a tokenizer."""
+        return self.tokenizer.decode(tokens, shown=shown) if self.tokenizer is not None else ""
 
     def result_of(self, sequence: Sequence, taken: Seq[Piece] = ()) -> Result:
         return Result.of(sequence, self.kind, taken)

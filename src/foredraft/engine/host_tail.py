@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -15,20 +16,23 @@ from foredraft.core.draft import Draft, Verdict
 from foredraft.core.drafter import View
 from foredraft.core.rng import Choose, target_bits
 from foredraft.core.sampling.warp import Paths
-from foredraft.core.transfer import on_host
+from foredraft.core.transfer import to_device
 from foredraft.core.tree import PAD, host_depths
 from foredraft.core.verify import DEFAULT, rule_of
 from foredraft.core.worth import DraftNodes
 from foredraft.engine.draft_check import Proposed
 from foredraft.engine.tail import RowStep
 
+_CPU = torch.device("cpu")
+
 
 @dataclass(frozen=True, slots=True)
 class HostOut:
-    """The tail's results, known on the host; as tensors, D wide, when they are asked for."""
+    """The tail's results, known on the host; as tensors on the device, D wide, when they are asked for."""
 
     rows: list[RowStep]
     width: int
+    device: torch.device = _CPU
     laws: None = None
 
     def reading(self, draft: Draft, proposal: Proposed | None) -> Callable[[], list[RowStep]]:
@@ -38,7 +42,12 @@ class HostOut:
     @property
     def emitted(self) -> Int[Tensor, "B D"]:
         """See ``TailOut``."""
-        return on_host([_padded(row.emitted, self.width) for row in self.rows])
+        return to_device([_padded(row.emitted, self.width) for row in self.rows], self.device)
+
+    @property
+    def counts(self) -> Int[Tensor, "B"]:
+        """See ``TailOut``."""
+        return to_device([len(row.emitted) for row in self.rows], self.device)
 
     @property
     def in_order(self) -> bool:
@@ -49,7 +58,10 @@ class HostOut:
     def verdict(self) -> Verdict:
         """The accepted paths."""
         paths = [_padded([0, *row.path], self.width) for row in self.rows]
-        return Verdict(paths, [row.emitted[-1] for row in self.rows], in_order=self.in_order)
+        bonus = [row.emitted[-1] for row in self.rows]
+        if self.device.type != "cpu":
+            return Verdict(to_device(paths, self.device), to_device(bonus, self.device), in_order=self.in_order)
+        return Verdict(paths, bonus, in_order=self.in_order)
 
 
 def _padded(numbers: list[int], width: int) -> list[int]:
@@ -119,6 +131,11 @@ def _row(race: _Race, tokens: Sequence[int], nodes: DraftNodes, *, linear: bool)
         emitted.append(max(token, 0))
         healthy = token >= 0
         here = [node for node, parent in enumerate(nodes.parents) if parent in here and tokens[node] == token]
+    return step_of(emitted, end, nodes, healthy=healthy, linear=linear)
+
+
+def step_of(emitted: list[int], end: int, nodes: DraftNodes, *, healthy: bool, linear: bool) -> RowStep:
+    """The step of a row whose accepted path ends at a node of its draft."""
     path = []
     while end:
         path.append(end)

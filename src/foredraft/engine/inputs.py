@@ -3,13 +3,14 @@
 from collections.abc import Iterable, Mapping, Sequence as Seq
 from dataclasses import replace
 from numbers import Integral, Number
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
 from foredraft.core.errors import OptionError, PromptError, kind_of
-from foredraft.core.sampling.params import SamplingParams, check_options
+from foredraft.core.sampling.params import SamplingParams, check_options, with_defaults
 from foredraft.model.hf.generation import GenerationConfig, sampling_params
 from foredraft.model.text.tokenizer import Message, Tokenizer
 
@@ -89,14 +90,16 @@ def continuation(text: str, tokenizer: Tokenizer | None) -> list[int]:
     return _required(tokenizer).encode_many([text])[0]
 
 
-def as_params(params: object, options: Mapping[str, Any]) -> SamplingParams:
-    """Merge ``params`` and options; options override ``params``.
+def as_params(
+    params: object, options: Mapping[str, Any], defaults: Mapping[str, Any] = MappingProxyType({})
+) -> SamplingParams:
+    """Merge ``params`` and options; options override ``params``, and without ``params`` the model's ``defaults``.
 
     Raises:
         OptionError: an option is unknown, out of range, or cannot be expressed by ``SamplingParams``.
     """
     if params is None:
-        return SamplingParams.from_options(options)
+        return SamplingParams(**with_defaults(defaults, options))
     check_options(options)
     if isinstance(params, GenerationConfig):
         params = sampling_params(params, options)

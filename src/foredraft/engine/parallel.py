@@ -13,10 +13,12 @@ from collections.abc import Mapping, Sequence as Seq
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 from torch import distributed
 
+from foredraft.core.choices import Choices
 from foredraft.core.drafter import Plan, View
 from foredraft.core.errors import DrafterError, ModelError
 from foredraft.engine.engine import Engine
@@ -169,6 +171,14 @@ class ParallelEngine(Engine):
             raise ModelError("A logits processor cannot be sent to the processes of a tensor-parallel target.")
         return request
 
+    def submit(self, *args: Any, choices: Choices | None = None, **options: Any) -> list[Sequence]:
+        if choices is not None:
+            raise ModelError("Processors and criteria of your own cannot be asked on a tensor-parallel target.")
+        return super().submit(*args, **options)
+
+    def clear_cache(self) -> None:
+        raise ModelError("The weights of a tensor-parallel target are on several processes: load it again.")
+
     def close(self) -> None:
         opened = not self.closed
         super().close()
@@ -193,7 +203,8 @@ class ParallelEngine(Engine):
         arrived = []
         for number, request, *others in new:
             compiled = self.compile_grammar(request.params.grammar)
-            sequence = Sequence(replace(request, grammar=compiled), generator.decode, *others)
+            decode = partial(generator.decode, shown=request.shown)
+            sequence = Sequence(replace(request, grammar=compiled), decode, *others)
             self._known[number] = sequence
             arrived.append(sequence)
         self._admission.submit(arrived)

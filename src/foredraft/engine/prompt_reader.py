@@ -120,13 +120,23 @@ class PromptReader:
                 prompt = sequence.committed[:-1]
                 ids, tokens = np.array(prompt, dtype=np.int64), to_device(prompt, self.target.device)
                 keys = block_keys(sequence.tenant, ids) if self.prefixes.enabled else []
-                nothing = self.drafter.fuse(self.drafter.needs.states(self.target.empty_hidden()))
-                reading = prompts[_key(sequence)] = _Reading({}, ids, tokens, [nothing], keys)
+                reading = prompts[_key(sequence)] = _Reading({}, ids, tokens, [self._nothing()], keys)
                 added.append(reading)
             reading.requests[row] = sequence
         self._readings = [*self._readings, *added]
 
-    def read(self, *, busy: bool, drafts: bool, begin: Callable[[int], object]) -> Ready:
+    def restart(self) -> list[int]:
+        """Read all prompts from their beginning; returns their rows, which the drafter must be released from."""
+        for reading in self._readings:
+            reading.parts, reading.shown = [self._nothing()], 0
+            reading.num_read = reading.cached = 0
+        return list(self.requests)
+
+    def _nothing(self) -> Features:
+        """What the drafter reads of no tokens."""
+        return self.drafter.fuse(self.drafter.needs.states(self.target.empty_hidden()))
+
+    def read(self, *, busy: bool, drafts: bool, begin: Callable[[int], object], whole: bool = False) -> Ready:
         """Read some of the prompts; those whose last chunk was read start with the drafter.
 
         The requests stay here until they are dropped. An error fails those whose prompts were read together.
@@ -135,20 +145,21 @@ class PromptReader:
             busy: rows wait for their next step meanwhile.
             drafts: have the drafter read long prompts, too, a chunk at a time; else it reads them at its first draft.
             begin: called with each row just before the drafter reads or admits it.
+            whole: read all of them to their ends, so that they become ready together.
         """
         if self._readings:
             with torch.inference_mode():
-                return self._read(busy=busy, drafts=drafts, begin=begin)
+                return self._read(busy=busy, drafts=drafts, begin=begin, whole=whole)
         self._waited = False
         return Ready({}, None)
 
-    def _read(self, *, busy: bool, drafts: bool, begin: Callable[[int], object]) -> Ready:
+    def _read(self, *, busy: bool, drafts: bool, begin: Callable[[int], object], whole: bool) -> Ready:
         """``read``, if there is anything to read."""
         started = time.perf_counter()
         error = None
         for reading in self._readings:
             error = self._attempt([reading], partial(self._reuse, reading, begin)) or error
-        shares = self._shares(busy)
+        shares = self._shares(busy, whole)
         error = self._forward({reading: count for reading, count in shares.items() if count}) or error
         for reading in shares if drafts else ():
             if self._reads_ahead(reading):
@@ -195,7 +206,7 @@ class PromptReader:
         """Forget all prompts."""
         self._readings = []
 
-    def _shares(self, busy: bool) -> dict[_Reading, int]:
+    def _shares(self, busy: bool, whole: bool) -> dict[_Reading, int]:
         """How many tokens of each prompt to read in this step.
 
         The prompts with the fewest tokens left come first, so that short ones do not wait for long ones; a part is kept
@@ -203,7 +214,7 @@ class PromptReader:
         and run in this step; so the others wait, but not twice in succession.
         """
         waited, self._waited = self._waited, False
-        if self.budget is None:
+        if self.budget is None or whole:
             return {reading: reading.left for reading in self._readings}
         readings = self._leading(_ALONE * self.budget)
         most = 0 if busy else _ALONE * self.budget

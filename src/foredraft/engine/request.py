@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence as Tokens
+from collections.abc import Callable, Iterable, Sequence as Tokens
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,13 +10,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from foredraft.core.best import best_of
+from foredraft.core.choices import Choices
 from foredraft.core.errors import ForedraftError, NumericsError, OptionError
 from foredraft.core.sampling.params import SamplingParams
+from foredraft.core.sampling.processors import RequestProcessors
 from foredraft.core.sampling.stop import Cut, FinishReason, StopRules
 from foredraft.core.stats import DecodeStats
-from foredraft.engine.detokenizer import Decode, IncrementalDetokenizer
-from foredraft.engine.recording import RecordedStep
+from foredraft.engine.detokenizer import Decode, IncrementalDetokenizer, text_after
 from foredraft.engine.tail import RowStep
+from foredraft.engine.trace import StepTrace
 from foredraft.model.text.grammar import CompiledGrammar, Matcher
 
 
@@ -51,19 +54,20 @@ class TokenLogprobs:
 def token_logprobs(laws: Float[Tensor, "N V"], tokens: list[int], count: int) -> list[TokenLogprobs]:
     """Log-probabilities of one row's new tokens, and of the ``count`` likeliest tokens at each."""
     chosen = laws.gather(1, torch.tensor(tokens, dtype=torch.long, device=laws.device)[:, None])
-    top = laws.topk(count, dim=-1)
+    top = best_of(laws, count)
     table = zip(tokens, chosen.tolist(), top.indices.tolist(), top.values.tolist(), strict=True)
     return [TokenLogprobs(token, own[0], dict(zip(ids, values, strict=True))) for token, own, ids, values in table]
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A checked request."""
+    """A checked request. ``shown``: special tokens that are part of the text."""
 
     prompt: tuple[int, ...]
     params: SamplingParams
     rules: StopRules
     grammar: CompiledGrammar | None = None
+    shown: frozenset[int] = frozenset()
 
 
 @dataclass(slots=True)
@@ -88,23 +92,37 @@ class RequestStats:
     seconds: float = 0.0
     depths: dict[int, int] = field(default_factory=dict)  # number of drafts by depth
     reached: dict[int, int] = field(default_factory=dict)  # number of accepted paths by length
+    last: tuple[int, int, bool] = (0, 0, False)  # of the last step: tokens, accepted ones, of a copy
 
     def add(self, row: RowStep, kept: int, draft_seconds: float, verify_seconds: float, seconds: float) -> None:
         """Add a step of which the output has ``kept`` tokens. Times are of the whole step."""
         if not self.forwards:
             self.first_at = time.perf_counter()
+        accepted = min(row.accepted, kept)  # what was accepted behind the end is no output
         self.tokens += kept
         self.forwards += 1
         self.drafted += row.drafted
-        self.accepted += row.accepted
+        self.accepted += accepted
         if row.copied:
             self.copied += row.drafted
-            self.copies_accepted += row.accepted
+            self.copies_accepted += accepted
         self.draft_seconds += draft_seconds
         self.verify_seconds += verify_seconds
         self.seconds += seconds
         self.depths[row.depth] = self.depths.get(row.depth, 0) + 1
-        self.reached[row.accepted] = self.reached.get(row.accepted, 0) + 1
+        self.reached[accepted] = self.reached.get(accepted, 0) + 1
+        self.last = kept, accepted, row.copied
+
+    def cut(self, removed: int) -> None:
+        """Take back the last tokens, all of which are of the last step."""
+        kept, before, copied = self.last
+        accepted = min(before, kept - removed)
+        self.tokens -= removed
+        self.accepted -= before - accepted
+        self.copies_accepted -= before - accepted if copied else 0
+        self.reached[before] -= 1
+        self.reached[accepted] = self.reached.get(accepted, 0) + 1
+        self.last = kept - removed, accepted, copied
 
     def stats(self, prompt_tokens: int, method: str = "", lossless: bool = True) -> DecodeStats:
         return DecodeStats(
@@ -129,19 +147,19 @@ class RequestStats:
 
 def _at_least(counts: dict[int, int]) -> tuple[int, ...]:
     """Turn counts by size into the numbers of entries with size at least 1, 2, ..."""
-    return tuple(
-        sum(n for size, n in counts.items() if size >= least) for least in range(1, max(counts, default=0) + 1)
-    )
+    longest = max((size for size, n in counts.items() if n), default=0)
+    return tuple(sum(n for size, n in counts.items() if size >= least) for least in range(1, longest + 1))
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A request and its output so far. The engine fills every field after ``tenant``.
+    """A request and its output so far. The engine fills every field after ``member``.
 
     ``seed`` reproduces the output. ``stream`` seeds the row's random numbers: equal to ``seed``, or unique to the
     request; see ``Engine``. Requests with a lower ``priority`` are admitted first. Those of one ``tenant`` may share
-    the keys and values of a prompt that begins alike. ``arrival``: among the requests of its engine. ``matcher``: where
-    the output stands in the request's grammar; None without one.
+    the keys and values of a prompt that begins alike. ``choices``: choose the tokens of all requests of the engine
+    together, of which this is number ``member``. ``arrival``: among the requests of its engine. ``matcher``: where the
+    output stands in the request's grammar; None without one.
     """
 
     request: Request
@@ -150,6 +168,8 @@ class Sequence:
     stream: int
     priority: int = 0
     tenant: str = ""
+    choices: Choices | None = None
+    member: int = 0
     tokens: list[int] = field(default_factory=list)
     text: str = ""
     finish_reason: FinishReason | None = None
@@ -157,13 +177,13 @@ class Sequence:
     counters: RequestStats = field(default_factory=RequestStats)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     pieces: deque[Piece] = field(default_factory=deque)
-    steps: list[RecordedStep] = field(default_factory=list)  # if the request records them
+    steps: list[StepTrace] = field(default_factory=list)  # if the request asks for them
     arrival: int = field(init=False, default=-1)
     matcher: Matcher | None = field(init=False, default=None)
     _detokenizer: IncrementalDetokenizer = field(init=False)
 
     def __post_init__(self) -> None:
-        self._detokenizer = IncrementalDetokenizer(self.decode, self.params.stop_strings)
+        self._detokenizer = IncrementalDetokenizer(self.decode, self.params.stop_strings, self.prompt)
         if self.request.grammar is not None:
             self.matcher = self.request.grammar.matcher(sorted(self.rules.eos_token_ids))
 
@@ -182,6 +202,17 @@ class Sequence:
     @property
     def finished(self) -> bool:
         return self.finish_reason is not None or self.error is not None
+
+    @property
+    def processors_error(self) -> Exception | None:
+        """The error in the logits processors, which ends the request."""
+        errors = (each.error for each in self.params.logits_processor if isinstance(each, RequestProcessors))
+        return next(errors, None)
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the request."""
+        return self._detokenizer.stopped_by
 
     @property
     def stats(self) -> DecodeStats:
@@ -218,11 +249,19 @@ class Sequence:
         """Whether any step of the request may draft."""
         return self.params.speculate and self.params.num_assistant_tokens != 0 and self.rules.max_new_tokens > 1
 
-    def extend(self, block: Tokens[int], drafted: int, *, copied: bool = False) -> int:
+    def extend(
+        self,
+        block: Tokens[int],
+        drafted: int,
+        *,
+        copied: bool = False,
+        trace: Callable[[int], StepTrace] | None = None,
+    ) -> int:
         """Append a block of new tokens, the first ``drafted`` of which were drafted.
 
         Args:
             copied: these are of a copy.
+            trace: that of the step that has emitted the block, by the number of tokens kept.
 
         Returns:
             the number of tokens kept; fewer than all if the request ended inside the block.
@@ -235,16 +274,20 @@ class Sequence:
                 refused = block[legal]
             if legal < cut.kept or self.matcher.ended:
                 cut = Cut(legal, "stop")
-        kept = 0
+        pieces, stopped = list[Piece](), False
         for part, was_drafted in ((block[: min(drafted, cut.kept)], True), (block[drafted : cut.kept], False)):
-            if not part or self.finished:
+            if not part or stopped or self.finished:
                 continue
             pushed = self._detokenizer.push(list(part))
-            taken = list(part[: pushed.tokens_kept])
-            kept += len(taken)
-            self._emit(Piece(pushed.text, taken, was_drafted, was_drafted and copied))
-            if pushed.stopped:
-                self.finish_reason = "stop"
+            pieces.append(Piece(pushed.text, list(part[: pushed.tokens_kept]), was_drafted, was_drafted and copied))
+            stopped = pushed.stopped
+        kept = sum(len(piece.tokens) for piece in pieces)
+        if trace is not None:
+            self.steps.append(trace(kept))  # before its pieces, which a stream may take at once
+        for piece in pieces:
+            self._emit(piece)
+        if stopped:
+            self.finish_reason = "stop"
         if refused is not None and not self.finished:
             self.fail(OptionError(f"A logits processor allowed token {refused}, which the grammar forbids here."))
         if cut.reason is not None and not self.finished:
@@ -263,11 +306,12 @@ class Sequence:
             self._emit(Piece(rest.text, [], False))
 
     def cut(self, count: int) -> None:
-        """End the request after its first ``count`` tokens and cut its text to match."""
+        """End the request after its first ``count`` tokens and cut its text to match; its last step has the others."""
         if count < len(self.tokens):
+            self.counters.cut(len(self.tokens) - count)
             del self.tokens[count:]
             del self.logprobs[count:]
-            self.text = self.decode(self.tokens)
+            self.text = text_after(self.decode, self.prompt, self.tokens)
         if not self.finished:
             self.finish_reason = "stop"
 

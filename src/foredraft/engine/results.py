@@ -8,8 +8,8 @@ from itertools import groupby
 from foredraft.core.errors import ForedraftError
 from foredraft.core.sampling.stop import FinishReason
 from foredraft.core.stats import DecodeStats
-from foredraft.engine.recording import RecordedStep
 from foredraft.engine.request import Piece, Sequence, TokenLogprobs
+from foredraft.engine.trace import StepTrace
 
 _SHOWN = 60
 """Characters of the output shown in a ``repr``."""
@@ -27,6 +27,9 @@ class DrafterInfo:
 class Result:
     """A finished output. ``text`` and ``tokens`` exclude the prompt; an end-of-sequence id counts as a token.
 
+    ``text`` is what the tokens add to the prompt's text, so that the two may be joined: with SentencePiece it begins
+    with the space of its first word.
+    ``stop_string``: the one that ended the output, if one did.
     ``seed`` reproduces this output, also if the call had several outputs; not with a verification rule that needs drawn
     drafts.
     ``pieces`` is the output step by step, as a stream yields it. ``steps``: with ``record_steps``, every step with its
@@ -40,7 +43,8 @@ class Result:
     logprobs: list[TokenLogprobs]
     seed: int
     pieces: list[Piece] = field(default_factory=list)
-    steps: list[RecordedStep] = field(default_factory=list)
+    steps: list[StepTrace] = field(default_factory=list)
+    stop_string: str | None = None
 
     @classmethod
     def of(cls, sequence: Sequence, kind: DrafterInfo, taken: Seq[Piece] = ()) -> "Result":
@@ -63,6 +67,7 @@ class Result:
             seed=sequence.seed,
             pieces=pieces,
             steps=sequence.steps,
+            stop_string=sequence.stop_string,
         )
 
     def __repr__(self) -> str:

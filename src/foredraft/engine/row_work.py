@@ -1,7 +1,8 @@
 """The host's work for single rows before and after a step. An error in it ends the row's request alone."""
 
-from collections.abc import Callable, Collection, Container, Mapping, Sequence as Seq
+from collections.abc import Callable, Mapping, Sequence as Seq
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from foredraft.core.drafter import Plan, View
@@ -46,15 +47,10 @@ class Prepared(NamedTuple):
     copies: tuple[int, ...]
 
     @classmethod
-    def of(cls, batch: Batch, stepper: Stepper, idle: Collection[int] = ()) -> "Prepared":
-        """Prepare a step of the batch.
-
-        Args:
-            idle: indices of rows whose own work is left out.
-        """
-        view, context = batch.view(stepper.cache.kv_size, idle=idle), stepper.target.max_length
-        rows = enumerate(batch.sequences)
-        limits = [0 if index in idle else sequence.draft_limit(context) for index, sequence in rows]
+    def of(cls, batch: Batch, stepper: Stepper) -> "Prepared":
+        """Prepare a step of the batch."""
+        view, context = batch.view(stepper.cache.kv_size), stepper.target.max_length
+        limits = [sequence.draft_limit(context) for sequence in batch.sequences]
         copies = stepper.drafter.copies(view, limits)
         return cls(view, limits, copies if any(copies) else ())
 
@@ -65,30 +61,17 @@ class Prepared(NamedTuple):
             return self.limits
         return [0 if copy else limit for limit, copy in zip(self.limits, self.copies, strict=True)]
 
-    def inputs(self, batch: Batch, plan: Plan, drafted: Drafted | None, free_rows: Container[int]) -> StepInputs:
+    def inputs(self, batch: Batch, plan: Plan, drafted: Drafted | None) -> StepInputs:
         """The inputs of the step with this plan, and with the copies."""
         return StepInputs(
             view=self.view,
             plan=replace(plan, copies=self.copies) if self.copies else plan,
             drafted=drafted,
             matchers=matchers_of(batch.sequences),
-            free_rows=free_rows,
+            choices=batch.sequences[0].choices,
             batch=batch,
             logits=any(sequence.params.logprobs is not None for sequence in batch.sequences),
         )
-
-
-def end_unprepared(batch: Batch, stepper: Stepper, faults: RowFaults) -> bool:
-    """End the requests that cannot be prepared for a step, each tried alone; False if there are none."""
-    found = {}
-    for index in range(len(batch)):
-        try:
-            Prepared.of(batch, stepper, idle=[other for other in range(len(batch)) if other != index])
-        except Exception as error:
-            found[index] = error
-    for index, error in found.items():
-        faults.end(batch.sequences[index], error)
-    return bool(found)
 
 
 def extend(sequences: Seq[Sequence], step: StepResult, faults: RowFaults) -> list[int]:
@@ -105,14 +88,15 @@ def extend(sequences: Seq[Sequence], step: StepResult, faults: RowFaults) -> lis
 
 def _extend(sequence: Sequence, index: int, step: StepResult) -> int:
     result = step.rows[index]
-    if index in step.errors:
-        raise step.errors[index]
-    if sequence.params.record_steps:
-        sequence.steps.append(step.recorded(index))
+    if (error := sequence.processors_error or step.errors.get(index)) is not None:
+        raise error
+    trace = partial(step.trace, index) if sequence.params.record_steps else None
     if not result.healthy:
+        if trace is not None:
+            sequence.steps.append(trace(0))
         sequence.fail_without_token()
         return 0
-    kept = sequence.extend(result.emitted, result.accepted, copied=result.copied)
+    kept = sequence.extend(result.emitted, result.accepted, copied=result.copied, trace=trace)
     if step.logits is not None:
         sequence.add_logprobs(step.logits[index], result.emitted[:kept])
     return kept

@@ -16,9 +16,6 @@ from foredraft.core.sampling.warp import Warp
 from foredraft.engine.request import Sequence
 from foredraft.model.kv.cache import bucket, persistent_zeros
 
-_IDLE = {True: SamplingParams(), False: SamplingParams(temperature=1.0)}
-"""Parameters without rules, by whether the row is greedy."""
-
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
@@ -138,18 +135,14 @@ class Batch:
         """Lengths, known on the host."""
         return tuple(sequence.length for sequence in self.sequences)
 
-    def view(self, kv_size: KVSize, unknown: int = 0, idle: Collection[int] = ()) -> View:
+    def view(self, kv_size: KVSize, unknown: int = 0) -> View:
         """The batch as the step and the drafter see it, until the next change of the batch.
 
         Args:
             unknown: the most tokens of a row that were appended and that the host does not know yet; 0 if it knows all.
-            idle: indices of rows without their rules, but for whether they are greedy.
         """
-        now, warp, params = self._rows, self._rows.warp, self._rows.params
-        if idle:
-            params = self._params(idle)
-            warp = self._warp(idle)
-        elif warp is None:
+        now, warp = self._rows, self._rows.warp
+        if warp is None:
             warp = self._warp()
             self._rows = now = replace(now, warp=warp)
         if self._recent is not None:
@@ -167,7 +160,7 @@ class Batch:
             kv_size=kv_size,
             slack=max(unknown - 1, 0),  # a step appends one token at least
             tips=shown.tips,
-            params=params,
+            params=now.params,
             outputs=now.outputs,
         )
 
@@ -177,17 +170,12 @@ class Batch:
             self._shown = self._buffers.first(rows, width)
         return self._shown
 
-    def _params(self, idle: Collection[int]) -> tuple[SamplingParams, ...]:
-        """The parameters of each row, without rules where it is idle."""
-        return tuple(_IDLE[own.greedy] if row in idle else own for row, own in enumerate(self._rows.params))
-
-    def _warp(self, idle: Collection[int] = ()) -> Warp:
-        rows = list(enumerate(self.sequences))
+    def _warp(self) -> Warp:
         return Warp.of(
-            self._params(idle),
+            self._rows.params,
             vocab_size=self._vocab_size,
-            eos_token_ids=[() if index in idle else tuple(sorted(each.rules.eos_token_ids)) for index, each in rows],
-            prompt_lengths=[len(each.prompt) for _, each in rows],
+            eos_token_ids=[tuple(sorted(each.rules.eos_token_ids)) for each in self.sequences],
+            prompt_lengths=[len(each.prompt) for each in self.sequences],
             device=self._device,
         )
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from foredraft.core.draft import Draft, Target, Verdict
 from foredraft.core.drafter import View
-from foredraft.core.rng import HashedRng, Noise
-from foredraft.core.sampling.warp import Paths, Warp
+from foredraft.core.rng import HashedRng
+from foredraft.core.sampling.warp import Paths
 from foredraft.core.transfer import HostCopy
 from foredraft.core.tree import ROOT
 from foredraft.core.verify import verify
@@ -61,52 +61,30 @@ class TailOut:
         return lambda: read_back(draft, proposal, copy, width)
 
 
-@dataclass(frozen=True, slots=True)
-class Tail:
-    """Warp and verification of one step as a function of tensors and of few numbers on the host.
+def tail(
+    view: View,
+    draft: Draft,
+    logits: Float[Tensor, "B N V"],
+    rule: str | None,
+    columns: Int[Tensor, "B 4"] | None,
+    keep_law: bool,
+) -> TailOut:
+    """Warp the logits and verify the draft.
 
-    ``history``: the roots alone if the warp does not read paths. ``rule``: of verification; None for the best one for
-    the draft's law. ``columns``: of ``Proposed``. ``keep_law``: return the laws on the path.
+    Args:
+        rule: of verification; None for the best one for the draft's law.
+        columns: of ``Proposed``.
+        keep_law: return the laws on the path.
     """
-
-    draft: Draft
-    logits: Float[Tensor, "B N V"]
-    warp: Warp
-    noise: Noise
-    history: Int[Tensor, "B L"]
-    rule: str | None
-    columns: Int[Tensor, "B 4"] | None
-    keep_law: bool
-
-    @classmethod
-    def of(
-        cls,
-        view: View,
-        draft: Draft,
-        logits: Float[Tensor, "B N V"],
-        rule: str | None,
-        proposal: Proposed | None,
-        *,
-        keep_law: bool,
-        recorded: bool,
-    ) -> "Tail":
-        """The tail of a step; ``recorded``: only what it needs, and the history in few widths."""
-        read = view.recordable(history=view.warp.needs_paths) if recorded else view
-        columns = None if proposal is None else proposal.columns
-        return cls(draft, logits, read.warp, read.noise, read.history, rule, columns, keep_law)
-
-    def run(self) -> TailOut:
-        """Warp the logits and verify the draft."""
-        draft, tree = self.draft, self.draft.tree
-        law = self.warp(self.logits, Paths(self.history, self.noise.positions, tree))
-        rng = HashedRng(self.noise, plain=~tree.valid[:, 1:].any(1))
-        verdict = verify(law, draft, rng, self.rule)
-        emitted, counts = verdict.emitted(tree), verdict.accepted() + 1
-        table = _table(draft, law, verdict, emitted, counts)
-        if self.columns is not None:
-            table = torch.cat([table, self.columns], dim=1)
-        laws = verdict.on_path(law.p) if self.keep_law and law.p is not None else None
-        return TailOut(verdict, emitted, counts, table, laws)
+    tree, noise = draft.tree, view.noise
+    law = view.warp(logits, Paths(view.history, noise.positions, tree))
+    verdict = verify(law, draft, HashedRng(noise, plain=~tree.valid[:, 1:].any(1)), rule)
+    emitted, counts = verdict.emitted(tree), verdict.accepted() + 1
+    table = _table(draft, law, verdict, emitted, counts)
+    if columns is not None:
+        table = torch.cat([table, columns], dim=1)
+    laws = verdict.on_path(law.p) if keep_law and law.p is not None else None
+    return TailOut(verdict, emitted, counts, table, laws)
 
 
 def _table(

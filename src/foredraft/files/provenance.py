@@ -9,16 +9,18 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from foredraft.core.version import __version__
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def provenance(command: str | None = None) -> dict[str, Any]:
     """Versions, hardware, commit and command of this process. Absolute paths are cut to their last two parts."""
+    import torch  # takes seconds; tables of results need none
+
     words = sys.argv if command is None else command.split()
     return {
         "time": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -33,7 +35,13 @@ def provenance(command: str | None = None) -> dict[str, Any]:
     }
 
 
-def fingerprint(net: nn.Module) -> str:
+def short_commit(commit: str) -> str:
+    """Nine digits of a commit, and all that says that the source tree had changes: "0123456789ab+changes"."""
+    digits, plus, changes = commit.partition("+")
+    return digits[:9] + plus + changes
+
+
+def fingerprint(net: "nn.Module") -> str:
     """A hash of the names, shapes and some values of all weights, rounded to bfloat16, so that it does not depend on
     the precision in which the network is loaded."""
     digest = hashlib.sha256()
@@ -47,6 +55,12 @@ def fingerprint(net: nn.Module) -> str:
 def short(word: str) -> str:
     """The file name of an absolute path; other strings unchanged."""
     return Path(word).name if word.startswith("/") else word
+
+
+def two_parts(name: str) -> str:
+    """The last two parts of a file's or folder's path, however it is given; other names unchanged."""
+    path = Path(name).expanduser()
+    return "/".join(path.resolve().parts[1:][-2:]) if path.exists() else name
 
 
 def relative_name(name: str, folder: Path) -> str:
@@ -69,11 +83,11 @@ def processor() -> str:
 
 
 def _commit() -> str | None:
-    """The commit of the source tree, with "+" if there are changes; None for an installed package."""
+    """The commit of the source tree, with "+changes" if it has any; None for an installed package."""
     here = Path(__file__).parents[1]
     try:
         head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True)
         state = subprocess.run(["git", "status", "--porcelain", "."], cwd=here, capture_output=True, text=True)
     except OSError:
         return None
-    return None if head.returncode else head.stdout.strip() + ("+" if state.stdout.strip() else "")
+    return None if head.returncode else head.stdout.strip() + ("+changes" if state.stdout.strip() else "")

@@ -1,11 +1,13 @@
 """Reads JSON and JSON Lines, with errors that name the file and the line."""
 
 import json
+import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from foredraft.core.errors import DataError, DrafterError, UsageError, first_line
+from foredraft.core.errors import DataError, DrafterError, ModelError, UsageError, first_line
 
 
 def read_json(
@@ -36,12 +38,42 @@ def read_json(
     return found
 
 
+_KINDS = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+_OF_A_MODEL = {".json", ".safetensors", ".bin", ".pt", ".gguf", ".model", ".txt", ".jinja"}
+
+
+def check_regular(path: Path, error: type[UsageError] = ModelError) -> None:
+    """Raise an ``error`` if at a path is something of which a reader would wait for bytes, or never see the end."""
+    try:
+        kind = stat.S_IFMT(path.stat().st_mode)
+    except (OSError, ValueError):  # whoever reads it says what is wrong
+        return
+    if kind in _KINDS:
+        raise error(f"{str(path)!r} is {_KINDS[kind]}, not a file.")
+
+
+def check_model_files(folder: Path) -> None:
+    """``check_regular`` for the files of a model or head in a folder.
+
+    Raises:
+        ModelError: one is something else.
+        OSError: the folder cannot be read.
+    """
+    for path in sorted(folder.iterdir()):
+        if path.suffix in _OF_A_MODEL:
+            check_regular(path)
+
+
 def json_object(text: str, where: str) -> dict[str, Any]:
     """Parse a line of JSON Lines; raise a ``DataError`` that begins with ``where`` if it is no object."""
     try:
         found = json.loads(text)
     except json.JSONDecodeError as error:
         raise DataError(f"{where}: invalid JSON ({error.msg}, column {error.colno}).") from None
+    except RecursionError:
+        raise DataError(f"{where}: nested too deep.") from None
+    except ValueError:  # thousands of digits
+        raise DataError(f"{where}: a number is too long.") from None
     if not isinstance(found, dict):
         raise DataError(f"{where}: expected a JSON object, not {type(found).__name__}.")
     return found
@@ -65,6 +97,22 @@ def json_lines(path: Path, text: str, *, torn: bool = False) -> Iterator[tuple[s
 def _is_json(text: str) -> bool:
     try:
         json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return True
+
+
+def read_text(path: Path, what: str) -> str:
+    """The text of a file.
+
+    Raises:
+        DataError: it cannot be read, is a device, which may have no end, or is not in UTF-8.
+    """
+    try:
+        if path.is_char_device() and not path.samefile(os.devnull):
+            raise DataError(f"Cannot read {what} {path}: it is a device.")
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise DataError(f"Cannot read {what} {path}: {error.strerror}.") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"Cannot read {what} {path}: {error}.") from None

@@ -61,7 +61,6 @@ class GlideLM(TargetModel):
     """
 
     layers = 1
-    why_eager = "it reads the target's KV cache"
 
     def __init__(self, net: Glide, target: CausalLM, cache: SlotCache) -> None:
         check_readable(net.config, target)
@@ -119,6 +118,7 @@ class GlideLM(TargetModel):
 
     def _read_target(self, query: Tensor, step: StepIn, nodes: slice | Tensor) -> Tensor:
         cache, layer = self.target_cache, self._net.config.layer
+        assert cache is not None
         if not cache.holds(layer):  # no prompt has more than one token yet
             return query.new_zeros(query.shape).transpose(1, 2)
         step, visible = step.within(cache.slots), step.visible[_TARGET]

@@ -77,7 +77,7 @@ class NativeHeadLayers(HeadLayers):
             self._trees = TreeDrafter(self.runner, self.model, fused, windows, carried, tokens, vocabulary)
 
     def reserve(self, length: int) -> int:
-        """Make tables for positions below ``length``; the number is for recordings, which are not made here."""
+        """Make tables for positions below ``length``; 0, since no other forward reads them."""
         self.runner.reserve(length)
         return 0
 
@@ -124,7 +124,6 @@ def _eagle(net: EagleNet, parts: NativeParts) -> _Layers:
             "token_norm": first.input_layernorm.weight.data_ptr(),
             "state_norm": first.hidden_norm.weight.data_ptr(),
             "normed_residual": int(net.config.norm_before_residual),
-            "raw_logits": int(not net.config.norm_logits),
             **(own or shared),
         }
         blocks, norm = (first, *net.layers), net.norm

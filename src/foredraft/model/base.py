@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from foredraft.core.drafter import StepOut
 from foredraft.core.errors import ModelError
 from foredraft.core.rng import Choose, Exponentials
 from foredraft.core.target_parts import TargetParts
 from foredraft.core.tree import TokenTree
+from foredraft.model.hf_types import PreTrainedModel
 from foredraft.model.kv.cache import SlotCache
 from foredraft.model.kv.masks import Layout, StepIn, kv_extent_of
 
@@ -25,8 +25,10 @@ class TargetModel(ABC):
     ``vocab_size``: width of its logits. ``max_length``: its context. ``weight_bytes``: weight bytes that a forward
     reads. ``token_bytes``: cache bytes per token; 0 if unknown. ``first_token``: starts an output without a prompt.
     ``ranks``: processes that each run a part of it (tensor parallelism). ``collective``: whether the others take part
-    in a forward now. ``why_eager``: why its forward cannot be recorded; None if it can. ``version``: grows when a
-    recorded forward is no longer the model's. ``weights``: int4 or int8 if foredraft quantised them.
+    in a forward now. ``why_eager``: why its forward cannot be recorded; None if it can. ``target_cache``: another
+    model's cache that it reads, too, so that it cannot. ``version``: grows when a recorded forward is no longer the
+    model's, ``weights_version`` when its weights are found changed.
+    ``weights``: int4 or int8 if foredraft quantised them.
     ``kv_cache_dtype``: float16 or int8 on the native engine.
     ``same_bits``: a token's logits have the same bits in every tree and batch and with every number of threads.
     ``any_width``: a forward of a number of nodes that was not used before is as fast as later ones.
@@ -43,7 +45,9 @@ class TargetModel(ABC):
     ranks: int = 1
     collective: bool = True
     why_eager: str | None = None
+    target_cache: SlotCache | None = None
     version: int = 0
+    weights_version: int = 0
     weights: str | None = None
     kv_cache_dtype: str | None = None
     same_bits: bool = False
@@ -141,6 +145,22 @@ class TargetModel(ABC):
         Raises:
             ModelError: it cannot; the message says why.
         """
+
+    def notice_changes(self) -> None:  # noqa: B027 - the weights of most models do not change
+        """Between forwards: raise ``weights_version`` if the weights, the modules or their hooks have changed since the
+        last call, as far as torch shows it, and compute anew what was computed from them.
+
+        Raises:
+            ModelError: the changed model cannot run as it was loaded; the message says why.
+        """
+
+    def contents(self) -> str | None:
+        """A hash that says which model it is, see ``hf.contents``; None if unknown."""
+        return None
+
+    def invalidate(self) -> None:
+        """As ``notice_changes``, whether there is a change or not: for those that torch does not show."""
+        self.weights_version += 1
 
     @property
     def ready(self) -> bool:

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-from transformers import PreTrainedModel
+
+from foredraft.model.hf_types import PreTrainedModel
 
 _MEMINFO = Path("/proc/meminfo")
 

@@ -12,6 +12,8 @@ from collections.abc import Collection, Mapping, Sequence as Seq
 _BLOCK = 64
 """Characters; a shared beginning that is shorter is not worth a detour."""
 _MOST_BLOCKS = 512
+_LONG_BYTES = 2**18
+"""Bodies that are compared as they are, since parsing them would hold up other requests."""
 _REMEMBERED = 2**17
 """Blocks, of 8 million characters together; about 50 MB."""
 
@@ -20,22 +22,25 @@ def prompt_blocks(body: bytes, tenant: str = "") -> tuple[bytes, ...]:
     """Digests of the beginnings of a request's prompt, the shortest first: one for each whole block of characters.
 
     Args:
-        body: JSON with ``messages``, ``input`` or ``prompt``; anything else has no blocks.
+        body: JSON with ``messages``, ``input`` or ``prompt``; anything else has no blocks, unless it is long.
         tenant: who asks; replicas share keys and values only between requests of one tenant.
     """
-    try:
-        found = json.loads(body)
-        prompt = found.get("messages", found.get("input", found.get("prompt")))
-        if prompt is None:
-            return ()
-        text = json.dumps([found.get("tools"), found.get("instructions"), prompt])
-    except (ValueError, RecursionError, AttributeError):
-        return ()
+    text = _prompt(body) if len(body) <= _LONG_BYTES else body[: _BLOCK * _MOST_BLOCKS].decode("latin-1")
     digest, blocks = hashlib.blake2b(tenant.encode(), digest_size=8), []
     for start in range(0, min(len(text), _BLOCK * _MOST_BLOCKS) - _BLOCK + 1, _BLOCK):
         digest.update(text[start : start + _BLOCK].encode())
         blocks.append(digest.digest())
     return tuple(blocks)
+
+
+def _prompt(body: bytes) -> str:
+    """The prompt of a body, and what comes before it; empty if there is none."""
+    try:
+        found = json.loads(body)
+        prompt = found.get("messages", found.get("input", found.get("prompt")))
+        return "" if prompt is None else json.dumps([found.get("tools"), found.get("instructions"), prompt])
+    except (ValueError, RecursionError, AttributeError):
+        return ""
 
 
 class Affinity:

@@ -2,21 +2,26 @@
 
 import json
 from collections import deque
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from foredraft.core.rng import derived_seed
 from foredraft.engine.generator import Generator
 from foredraft.engine.request import Sequence
 from foredraft.serve.errors import ApiError, api_error, validated
+from foredraft.serve.job import Job
 from foredraft.serve.render import ChatRenderer, CompletionRenderer, Renderer
+from foredraft.serve.responses.render import ResponseRenderer, repeated
+from foredraft.serve.responses.schema import ResponsesRequest
 from foredraft.serve.schema import ChatRequest, CompletionRequest
-from foredraft.serve.service import converter_for, queued
+from foredraft.serve.service import converter_for, queued, requests_of
 
-_KINDS: dict[str, type[ChatRequest] | type[CompletionRequest]] = {
+Body = ChatRequest | CompletionRequest | ResponsesRequest
+_KINDS: dict[str, type[ChatRequest] | type[CompletionRequest] | type[ResponsesRequest]] = {
     "/v1/chat/completions": ChatRequest,
     "/v1/completions": CompletionRequest,
+    "/v1/responses": ResponsesRequest,
 }
 Numbered = tuple[int, bytes]
 """A request's number in its file, and its line."""
@@ -38,12 +43,14 @@ class BatchOptions:
         created: time of the answers, in seconds.
         seed: a request without a seed gets one from it and its number.
         default_max_tokens: of chats that give none.
+        run: what the answers depend on; each line names it, so that a file is continued by the same run alone.
     """
 
     name: str
     created: int
     seed: int = 0
     default_max_tokens: int = 1024
+    run: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -108,24 +115,29 @@ class BatchAnswers:
             entry.renderer = renderer = self._renderer(number, self._body(request))
             job = renderer.job
             if isinstance(renderer, CompletionRenderer) and job.scored is not None:
-                renderer.scored([self._generator.score(prompt, job.scored) for prompt in job.prompts])
-            entry.sequences = tuple(queued(job, self._generator))
+                renderer.scores = [self._generator.score(prompt, job.scored) for prompt in job.prompts]
+            entry.sequences = tuple(queued(job, requests_of(job, self._generator), self._generator))
         except Exception as error:
             entry.error = api_error(error)
         return entry
 
-    def _renderer(self, number: int, body: ChatRequest | CompletionRequest) -> Renderer:
+    def _renderer(self, number: int, body: Body) -> Renderer:
         """The job of a request, with a seed, and how it is answered."""
-        if isinstance(body, ChatRequest):
-            kind, job = ChatRenderer, self._converter.chat(body)
-        else:
-            kind, job = CompletionRenderer, self._converter.completion(body)
+        job = self._job(body)
         if job.params.seed is None:
             job = replace(job, params=replace(job.params, seed=derived_seed(self._options.seed, number)))
-        name, created = self._options.name, self._options.created
-        return kind(str(number), name, job, self._generator.tokenizer, created, body.return_token_ids)
+        common = (str(number), self._options.name, job, self._generator.tokenizer, self._options.created)
+        if isinstance(body, ResponsesRequest):
+            return ResponseRenderer(*common, repeated=repeated(body))
+        kind = ChatRenderer if isinstance(body, ChatRequest) else CompletionRenderer
+        return kind(*common, body.return_token_ids)
 
-    def _body(self, request: dict[str, Any]) -> ChatRequest | CompletionRequest:
+    def _job(self, body: Body) -> Job:
+        if isinstance(body, ResponsesRequest):
+            return self._converter.response(body)
+        return self._converter.chat(body) if isinstance(body, ChatRequest) else self._converter.completion(body)
+
+    def _body(self, request: dict[str, Any]) -> Body:
         url = request.get("url")
         if url not in _KINDS:
             raise ApiError(400, f"url must be one of {', '.join(_KINDS)}, not {url!r}.", param="url")
@@ -139,9 +151,9 @@ class BatchAnswers:
     def _line(self, entry: _Entry) -> Answered:
         """The line of a request that has ended."""
         status, body = self._answer(entry)
-        identity = f"batch_req_{entry.number}"
-        response = {"status_code": status, "request_id": identity, "body": body}
-        line = {"id": identity, "custom_id": entry.custom_id, "response": response, "error": None}
+        begin = begin_of_line(entry.number, self._options.run, entry.custom_id)
+        response = {"status_code": status, "request_id": begin["id"], "body": body}
+        line = {**begin, "response": response, "error": None}
         return Answered(json.dumps(line).encode() + b"\n", status != 200)
 
     def _answer(self, entry: _Entry) -> tuple[int, dict[str, Any]]:
@@ -151,8 +163,14 @@ class BatchAnswers:
             found = error or ApiError(500, "The request was not run.")
             return found.status, json.loads(found.text())
         answer = entry.renderer.whole([self._generator.result_of(sequence) for sequence in entry.sequences])
-        # acceptance depends on the policy, and so on clocks
-        return 200, json.loads(answer.model_dump_json(exclude_unset=True, exclude={"metrics"}))
+        body = json.loads(answer.json_text())
+        body.pop("metrics", None)  # acceptance depends on the policy, and so on clocks
+        return 200, body
+
+
+def begin_of_line(number: int, run: Mapping[str, Any], custom_id: str | None) -> dict[str, Any]:
+    """The first fields of an answer's line: what is known of it before it is made."""
+    return {"id": f"batch_req_{number}", **({"foredraft": dict(run)} if run else {}), "custom_id": custom_id}
 
 
 def parsed(line: bytes) -> dict[str, Any]:

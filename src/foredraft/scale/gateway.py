@@ -7,10 +7,11 @@ from contextlib import aclosing
 from typing import Any, Protocol
 
 from foredraft.scale.affinity import prompt_blocks
+from foredraft.serve.bodies import Bodies
 from foredraft.serve.errors import ApiError
 from foredraft.serve.inprocess import AsgiRequest
 from foredraft.serve.metrics import merged
-from foredraft.serve.middleware import BodyLimit, Message, Receive, Send
+from foredraft.serve.middleware import Headers, Message, Receive, Send, readable
 from foredraft.serve.options import ServeOptions
 
 _PAUSES = (0.0, 0.1, 0.5, 2.0, 5.0)
@@ -50,24 +51,26 @@ class Gateway:
     def __init__(self, replicas: Replicas, options: ServeOptions) -> None:
         self._replicas = replicas
         self._patience = options.request_timeout + _SLACK
-        self._app = BodyLimit(self._respond, options.max_body_bytes)
+        self._bodies = Bodies(options.max_body_bytes)
+        self._origins = options.cors_origin
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             for _ in ("startup", "shutdown"):
                 await send({"type": f"{(await receive())['type']}.complete"})
         elif scope["type"] == "http":
-            await self._app(scope, receive, send)
+            await self._respond(scope, receive, send)
 
     async def _respond(self, scope: Any, receive: Receive, send: Send) -> None:
-        call = AsgiRequest.of(scope, await _body(receive))
         try:
+            async with self._bodies.received(Headers(scope=scope), receive) as body:
+                call = AsgiRequest.of(scope, body)
             if scope["path"] in ("/metrics", "/live"):
                 answer = _merge_responses(await self._replicas.all_replicas(call), scope["path"])
             else:
                 answer = await self._of_one(call, send)
         except ApiError as error:
-            await error.response()(scope, receive, send)
+            await readable(error.response(), self._origins)(scope, receive, send)
         else:
             await answer.finish(send)
 
@@ -162,16 +165,6 @@ class _ReplicaResponse:
         """End a stream with an error object."""
         error = ApiError(503, "The replica that wrote this answer has died.")
         await send({"type": "http.response.body", "body": error.ending()})
-
-
-async def _body(receive: Receive) -> bytes:
-    """The body of a request."""
-    parts, more = [], True
-    while more:
-        message = await receive()
-        parts.append(message.get("body", b""))
-        more = message.get("more_body", False)
-    return b"".join(parts)
 
 
 def _authorization(call: AsgiRequest) -> str:

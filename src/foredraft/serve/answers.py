@@ -44,8 +44,12 @@ class RequestMetrics(Answer):
 
 
 class CompletionDetails(Answer):
-    """Tokens that were copied from the request's ``prediction``, by verdict; the rejected ones are in no output."""
+    """Tokens that were copied from the request's ``prediction``, by verdict; the rejected ones are in no output.
 
+    ``reasoning_tokens``: of chats, those of the assistant's reasoning.
+    """
+
+    reasoning_tokens: int | None = None
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
 
@@ -112,10 +116,11 @@ class CalledTool(Answer):
 
 
 class Message(Answer):
-    """The assistant's answer."""
+    """The assistant's answer, and its reasoning if there is any."""
 
     role: Literal["assistant"] = "assistant"
     content: str | None
+    reasoning_content: str | None = None
     tool_calls: list[CalledTool] | None = None
 
 
@@ -124,6 +129,7 @@ class Delta(Answer):
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning_content: str | None = None
     tool_calls: list[CalledTool] | None = None
 
 
@@ -136,7 +142,7 @@ class DraftedPiece(Answer):
 
 
 class StepDetails(Answer):
-    """One step of a choice: its draft tree, the accepted path and what was emitted; see ``RecordedStep``."""
+    """One step of a choice: its draft tree, the accepted path and what was emitted; see ``StepTrace``."""
 
     tokens: list[int]
     texts: list[str]

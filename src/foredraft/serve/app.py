@@ -4,18 +4,16 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence as Seq
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, StreamingResponse
 from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 from starlette.types import Receive, Scope, Send
 
-from foredraft.core.errors import ForedraftError, shown
+from foredraft.core.errors import ForedraftError
 from foredraft.core.version import __version__
 from foredraft.engine.generator import Generator
 from foredraft.engine.results import Result
@@ -30,33 +28,32 @@ from foredraft.serve.answers import (
     Text,
     Tokens,
 )
+from foredraft.serve.bodies import Bodies, check_type
 from foredraft.serve.conversions import Conversions
-from foredraft.serve.convert import Converter
-from foredraft.serve.errors import ApiError, api_error, gone, late, stopping
-from foredraft.serve.job import Job
-from foredraft.serve.middleware import Access, BodyLimit, ErrorMiddleware
+from foredraft.serve.errors import ApiError, api_error, gone, late, stopping, unfinished
+from foredraft.serve.middleware import Access, ErrorMiddleware, Head, readable
+from foredraft.serve.openapi import describe_bodies
 from foredraft.serve.options import ServeOptions
 from foredraft.serve.page import page, policy
-from foredraft.serve.render import ChatRenderer, CompletionRenderer, Renderer
+from foredraft.serve.reading import BodyReader, Prepared, RequestLabel
+from foredraft.serve.render import CompletionRenderer, Renderer
 from foredraft.serve.responses.answers import Response as ModelResponse
-from foredraft.serve.responses.render import ResponseRenderer
 from foredraft.serve.responses.schema import ResponsesRequest
-from foredraft.serve.schema import (
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    Generation,
-    SamplingFields,
-    TokenizeRequest,
-)
+from foredraft.serve.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from foredraft.serve.service import Outputs, Service, converter_for
 
 _log = logging.getLogger(__name__)
 _ERRORS: dict[int | str, dict[str, Any]] = {"4XX": {"model": ErrorAnswer}, "5XX": {"model": ErrorAnswer}}
 _STREAMED = {"content": {"text/event-stream": {"schema": {"type": "string"}}}, "description": "The answer"}
 _FRESH = {"cache-control": "no-store"}
+_BODIES = {
+    "/v1/chat/completions": ChatRequest,
+    "/v1/completions": CompletionRequest,
+    "/v1/responses": ResponsesRequest,
+    "/tokenize": TokenizeRequest,
+    "/detokenize": DetokenizeRequest,
+}
 T = TypeVar("T")
-R = TypeVar("R", bound=Renderer)
 
 
 class Api:
@@ -68,35 +65,30 @@ class Api:
 
     def __init__(self, generator: Generator, names: Seq[str], options: ServeOptions) -> None:
         self.service = Service(generator, options)
-        converter = converter_for(generator, options.default_max_tokens, tool_prompt=options.tool_prompt)
-        self.conversions = Conversions(
-            converter, generator.engine.compile_grammar, options, busy=lambda: not self.service.idle
+        most = self.service.capacity
+        converter = converter_for(
+            generator, options.default_max_tokens, tool_prompt=options.tool_prompt, most_outputs=most
         )
-        self._names = tuple(names)
+        self._reader = BodyReader(converter, tuple(names))
+        self.conversions = Conversions(
+            self._reader, generator.engine.compile_grammar, options, busy=lambda: not self.service.idle
+        )
+        self._bodies = Bodies(options.max_body_bytes)
         self._options = options
         self._created = int(time.time())
         self._stop = asyncio.Event()
 
-    async def chat(self, body: ChatRequest, request: Request) -> Response:
+    async def chat(self, request: Request) -> Response:
         """Answer a conversation."""
-        job = await self._job(request, body, Converter.chat)
-        return await self._answer(request, body, self._renderer(ChatRenderer, request, body, job))
+        return await self._generated(request, BodyReader.chat)
 
-    async def completion(self, body: CompletionRequest, request: Request) -> Response:
+    async def completion(self, request: Request) -> Response:
         """Continue one or several texts."""
-        job = await self._job(request, body, Converter.completion)
-        renderer = self._renderer(CompletionRenderer, request, body, job)
-        if job.scored is not None:
-            scores = await self._patient(request, self.service.scores(job))
-            await self.conversions.in_thread(renderer.scored, scores)
-        return await self._answer(request, body, renderer)
+        return await self._generated(request, BodyReader.completion)
 
-    async def response(self, body: ResponsesRequest, request: Request) -> Response:
+    async def response(self, request: Request) -> Response:
         """Answer a conversation in OpenAI's newer form; nothing is stored."""
-        job = await self._job(request, body, Converter.response)
-        tokenizer, name = self.service.generator.tokenizer, self._names[0]
-        renderer = ResponseRenderer(request.state.id, name, job, tokenizer, created=int(time.time()), asked=body)
-        return await self._answer(request, body, renderer)
+        return await self._generated(request, BodyReader.response)
 
     async def stored(self, number: str) -> Response:
         """There is no response to be read, cancelled or deleted."""
@@ -104,23 +96,20 @@ class Api:
 
     async def models(self) -> Response:
         """The names of the model."""
-        return _json(ModelList(object="list", data=[self._card(name) for name in self._names]))
+        return _json(ModelList(object="list", data=[self._card(name) for name in self._reader.names]))
 
     async def model(self, name: str) -> Response:
         """One of the names."""
-        self._check_name(name)
+        self._reader.check_name(name)
         return _json(self._card(name))
 
-    async def tokenize(self, body: TokenizeRequest, request: Request) -> Response:
+    async def tokenize(self, request: Request) -> Response:
         """Token ids of a text or of a chat."""
-        ids, texts = await self._converted(request, body, Converter.tokens)
-        more = {} if texts is None else {"token_strs": texts}
-        length = self.service.generator.engine.target.max_length
-        return _json(Tokens(count=len(ids), max_model_len=length, tokens=ids, **more))
+        return _json_text(await self._read(request, BodyReader.tokens))
 
-    async def detokenize(self, body: DetokenizeRequest, request: Request) -> Response:
+    async def detokenize(self, request: Request) -> Response:
         """The text of token ids."""
-        return _json(Text(prompt=await self._converted(request, body, Converter.text)))
+        return _json_text(await self._read(request, BodyReader.text))
 
     async def health(self) -> Response:
         """Empty; status 503 if the server is about to stop or makes no progress."""
@@ -131,7 +120,7 @@ class Api:
         generator = self.service.generator
         engine, tokenizer = generator.engine, generator.tokenizer
         now = Live(
-            model=self._names[0],
+            model=self._reader.names[0],
             drafter=generator.kind.method,
             lossless=generator.kind.lossless,
             chat=tokenizer is not None and tokenizer.inner.chat_template is not None,
@@ -155,40 +144,36 @@ class Api:
         """Prometheus metrics."""
         return Response(self.service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    def _check_name(self, name: str) -> None:
-        if name not in self._names:
-            known = ", ".join(self._names)
-            raise ApiError(404, f"There is no model {shown(name)} here. Known: {known}.", param="model")
-
     def _card(self, name: str) -> ModelCard:
         length = self.service.generator.engine.target.max_length
         return ModelCard(id=name, object="model", created=self._created, owned_by="foredraft", max_model_len=length)
 
-    def _renderer(self, kind: type[R], request: Request, body: Generation, job: Job) -> R:
-        tokenizer = self.service.generator.tokenizer
-        return kind(
-            request.state.id,
-            self._names[0],
-            job,
-            tokenizer,
-            created=int(time.time()),
-            return_token_ids=body.return_token_ids,
-            wants_usage=body.wants_usage,
-        )
+    async def _generated(
+        self, request: Request, method: Callable[[BodyReader, bytes, RequestLabel], Prepared]
+    ) -> Response:
+        """Answer a body that generates."""
+        label = RequestLabel(request.state.id, int(time.time()))
+        renderer, stream = await self._read(request, method, label)
+        renderer.tokenizer = self.service.generator.tokenizer
+        job = renderer.job
+        if (grammar := job.params.grammar) is not None:
+            renderer.job = replace(job, grammar=await self._patient(request, self.conversions.compiled(grammar)))
+        if isinstance(renderer, CompletionRenderer) and job.scored is not None:
+            renderer.scores = await self._patient(request, self.service.scores(job))
+        return await self._answer(request, renderer, stream=stream)
 
-    async def _job(self, request: Request, body: SamplingFields, method: Callable[[Converter, Any], Job]) -> Job:
-        """The job of a body, with its grammar compiled."""
-        job = await self._converted(request, body, method)
-        if job.params.grammar is None:
-            return job
-        return replace(job, grammar=await self._patient(request, self.conversions.compiled(job.params.grammar)))
+    async def _read(self, request: Request, method: Callable[..., T], *args: Any) -> T:
+        """What a method of the reader makes of a request's body; the request's time begins here.
 
-    async def _converted(self, request: Request, body: Any, method: Callable[[Converter, Any], T]) -> T:
-        """What a body asks for; the request's time begins here."""
+        Until the body is there, the client is not watched by ``_patient``, which would take its messages.
+        """
+        check_type(request.headers)
         request.state.deadline = time.monotonic() + self._options.request_timeout
-        if body.model is not None:
-            self._check_name(body.model)
-        return await self._patient(request, self.conversions.convert(method, body, await request.body()))
+        seconds = min(self._options.body_seconds, self._options.request_timeout)
+        async with AsyncExitStack() as held:
+            arriving = held.enter_async_context(self._bodies.received(request.headers, request.receive))
+            raw = await _before(arriving, (asyncio.sleep(seconds), unfinished()), (self._stop.wait(), stopping()))
+            return await self._patient(request, self.conversions.read(method, raw, *args))
 
     async def _patient(self, request: Request, work: Awaitable[T]) -> T:
         """Await what a request needs before it runs.
@@ -205,16 +190,16 @@ class Api:
         """End the requests that have not begun to run; called when the server begins to drain."""
         self._stop.set()
 
-    async def _answer(self, request: Request, body: SamplingFields, renderer: Renderer) -> Response:
+    async def _answer(self, request: Request, renderer: Renderer, *, stream: bool) -> Response:
         """Run the job of a renderer. It is queued here also for a stream, so that a refusal has its own status."""
         left = request.state.deadline - time.monotonic()
-        outputs = self.service.start(renderer.job, tenant=request.state.tenant, timeout=left)
-        if body.stream:
+        outputs = await self.service.start(renderer.job, tenant=request.state.tenant, timeout=left)
+        if stream:
             return _Stream(outputs, self._lines(outputs, renderer))
         with outputs:
             return _json_text(await _before(self._whole(outputs, renderer), (_disconnected(request), gone())))
 
-    async def _whole(self, outputs: Outputs, renderer: Renderer) -> str:
+    async def _whole(self, outputs: Outputs, renderer: Renderer) -> bytes:
         return await self.conversions.answer(renderer, await outputs.results())
 
     async def _lines(self, outputs: Outputs, renderer: Renderer) -> AsyncIterator[str]:
@@ -271,7 +256,7 @@ def _json(answer: Answer) -> Response:
     return _json_text(answer.json_text())
 
 
-def _json_text(text: str) -> Response:
+def _json_text(text: str | bytes) -> Response:
     return Response(text, media_type="application/json")
 
 
@@ -315,14 +300,14 @@ def make_app(generator: Generator, names: Seq[str], options: ServeOptions) -> Fa
 
     app = FastAPI(title="foredraft", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.api, app.state.service = api, api.service
-    for kind in (HTTPException, RequestValidationError, ApiError, ForedraftError):
+    for kind in (HTTPException, ApiError, ForedraftError):
         app.add_exception_handler(kind, api.on_error)
     app.add_middleware(ErrorMiddleware, failed=api.failed)
-    if options.cors_origin:
-        app.add_middleware(CORSMiddleware, allow_origins=options.cors_origin, allow_methods=["*"], allow_headers=["*"])
-    app.add_middleware(BodyLimit, limit=options.max_body_bytes)
+    app.add_middleware(Head)
     app.add_middleware(Access, keys=options.keys)
+    app.add_middleware(readable, origins=options.cors_origin)  # outside of the others, whose refusals are readable too
     _add_routes(app, api)
+    describe_bodies(app, _BODIES)
     return app
 
 

@@ -1,40 +1,42 @@
 """Who converts what where, so that no request waits for the work of another.
 
-Short bodies take milliseconds: a thread converts them. Long ones are converted in processes, and answers with many
-log-probabilities are written there. Grammars are compiled in a process, within limits of time and memory. Those that
+Short bodies take milliseconds: a thread reads them. Longer ones are read in a process, and answers with many
+log-probabilities are written in one. Grammars are compiled in a process, within limits of time and memory. Those that
 kept to them are handed over if they are small; the others, which compile quickly for their size, are compiled again in
-the server, whose native code cannot be interrupted.
+the server, whose native code cannot be interrupted. Each kind of work has a process of its own, which does one after
+the other, so that each waits for its own kind only.
 """
 
 import asyncio
 import functools
 import hashlib
-import heapq
-import itertools
-import json
+import os
 import pickle
+import signal
 import sys
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence as Seq
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from pydantic import BaseModel
-
 from foredraft.core.errors import OptionError
 from foredraft.core.sampling.grammar import Grammar
+from foredraft.engine.request import TokenLogprobs
 from foredraft.engine.results import Result
 from foredraft.model.text.grammar import CompiledGrammar, GrammarCompiler
-from foredraft.serve.convert import Converter
+from foredraft.serve.bodies import SHORT_BYTES
 from foredraft.serve.errors import ApiError
-from foredraft.serve.limited_calls import Failed, LimitedCalls, Limits, TookTooLong, give_way
 from foredraft.serve.options import ServeOptions
+from foredraft.serve.reading import BodyReader
 from foredraft.serve.render import Renderer
+from foredraft.serve.workers import Failed, Limits, TookTooLong, Worker
 
-_SHORT_BYTES = 32 * 1024
-"""Bodies that the thread converts, in at most 25 ms on a slow core."""
+_MIDDLE_BYTES = 256 * 1024
+"""Bodies that do not wait for larger ones."""
+_NICENESS = 10
+"""Of what needs no pauses: it gets a tenth of the time of a core that something else wants."""
 _SHORT_VALUES = 2000
 """Tokens with log-probabilities that the event loop renders, in about 25 ms."""
 _FIRST_SECONDS = (0.1, 1.0)
@@ -44,70 +46,29 @@ _WORK_SECONDS, _REST_SECONDS = 0.02, 0.08
 _REFUSED = 1024
 """Grammars over the limits that are remembered."""
 T = TypeVar("T")
-
-
-class Turns:
-    """Lets one call run at a time. Of those that wait, the smallest goes next and the oldest after it, by turns.
-
-    So a small call waits for few large ones, and one that has k older ones before it for at most 2k + 1 turns.
-    """
-
-    def __init__(self) -> None:
-        self._free = True
-        self._by_size: list[tuple[int, int, asyncio.Future[None]]] = []
-        self._by_age: deque[asyncio.Future[None]] = deque()
-        self._oldest_next = False
-        self._numbers = itertools.count()
-
-    @asynccontextmanager
-    async def turn(self, size: int) -> AsyncIterator[None]:
-        """Wait for a turn, which the context holds."""
-        if self._free:
-            self._free = False
-        else:
-            future = asyncio.get_running_loop().create_future()
-            heapq.heappush(self._by_size, (size, next(self._numbers), future))
-            self._by_age.append(future)
-            try:
-                await future
-            except asyncio.CancelledError:
-                if not future.cancelled():  # the turn had come
-                    self._pass_on()
-                raise
-        try:
-            yield
-        finally:
-            self._pass_on()
-
-    def _pass_on(self) -> None:
-        while self._by_age and self._by_age[0].done():
-            self._by_age.popleft()
-        while self._by_size and self._by_size[0][2].done():
-            heapq.heappop(self._by_size)
-        if not self._by_age:
-            self._free = True
-            return
-        (self._by_age[0] if self._oldest_next else self._by_size[0][2]).set_result(None)
-        self._oldest_next = not self._oldest_next
+Scores = Seq[TokenLogprobs | None]
+"""Of the tokens of one prompt."""
 
 
 class Apart:
-    """What the processes have: a converter, and a compiler for the same tokens."""
+    """What the processes have: a reader of bodies, and a compiler for the same tokens."""
 
-    def __init__(self, converter: Converter) -> None:
-        self.converter = converter
-        self.compiler = GrammarCompiler(converter.given, converter.vocab_size, threads=1)
+    def __init__(self, reader: BodyReader) -> None:
+        self.reader = reader
+        converter = reader.converter
+        self.compiler = GrammarCompiler(converter.given, converter.vocab_size, cache_bytes=0, threads=1)
         with suppress(OptionError):  # without a tokenizer or xgrammar; a grammar is refused with the reason
             self.compiler.prepare()
 
-    def convert(self, method: str, kind: type[BaseModel], raw: bytes) -> Any:
-        """What a method of the converter makes of a body of this kind, which is valid."""
-        return getattr(self.converter, method)(kind.model_validate(json.loads(raw)))
+    def read(self, method: str, raw: bytes, *args: Any) -> Any:
+        """What a method of the reader makes of a body."""
+        return getattr(self.reader, method)(raw, *args)
 
-    def render(self, renderer: Renderer, results: Seq[bytes]) -> str:
-        """The answer in JSON; each result is pickled."""
-        renderer.tokenizer = self.converter.given
-        return renderer.whole([pickle.loads(each) for each in results]).json_text()
+    def render(self, renderer: Renderer, results: Seq[bytes], scores: Seq[bytes]) -> bytes:
+        """The answer in JSON; each result, and the scores of each prompt, are pickled."""
+        renderer.tokenizer = self.reader.converter.given
+        renderer.scores = [pickle.loads(each) for each in scores]
+        return renderer.whole([pickle.loads(each) for each in results]).json_text().encode()
 
     def try_grammar(self, grammar: Grammar) -> str | None:
         """Compile a grammar; None if it is too large to be handed over."""
@@ -124,13 +85,13 @@ class _Flight:
     waiting: int = 0
 
 
-class _GrammarQueue:
-    """Grammars that take up to ``seconds`` of CPU time, one at a time."""
+@dataclass(frozen=True, slots=True)
+class _Level:
+    """Compiles grammars that take up to ``seconds`` of CPU time, one at a time, and again in the thread."""
 
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self.turns = Turns()
-        self.thread = ThreadPoolExecutor(1, thread_name_prefix="foredraft-grammar", initializer=_thread_gives_way)
+    seconds: float
+    worker: Worker
+    thread: ThreadPoolExecutor
 
 
 class Conversions:
@@ -142,17 +103,22 @@ class Conversions:
     """
 
     def __init__(
-        self, converter: Converter, compiler: GrammarCompiler, options: ServeOptions, busy: Callable[[], bool]
+        self, reader: BodyReader, compiler: GrammarCompiler, options: ServeOptions, busy: Callable[[], bool]
     ) -> None:
-        self._converter = converter
+        self._reader = reader
         self._busy = busy
         self._compiler = compiler
         compiler.delay_seconds = options.grammar_delay_seconds
         self._options = options
-        self._calls = LimitedCalls(functools.partial(Apart, converter))
-        self._long, self._answers = Turns(), Turns()
+        given = reader.converter.given
+        imports = [__name__, "xgrammar", *([type(given.inner).__module__] if given is not None else [])]
+        worker = functools.partial(Worker, functools.partial(Apart, reader), imports)
+        self._middle, self._long, self._answers = (worker(_NICENESS) for _ in range(3))
         most = options.grammar_seconds
-        self._levels = [_GrammarQueue(each) for each in (*(first for first in _FIRST_SECONDS if first < most), most)]
+        self._levels = [
+            _Level(seconds, worker(), ThreadPoolExecutor(1, "foredraft-grammar", _thread_gives_way))
+            for seconds in (*(first for first in _FIRST_SECONDS if first < most), most)
+        ]
         self._trying = 0  # grammars, in processes
         self._pacing: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="foredraft-convert")
@@ -160,21 +126,19 @@ class Conversions:
         self._here_now: set[Future[CompiledGrammar | None]] = set()
         self._refused: OrderedDict[bytes, str] = OrderedDict()
 
-    async def convert(self, method: Callable[[Converter, Any], T], body: BaseModel, raw: bytes) -> T:
-        """What a method of the converter makes of a body, which came as ``raw`` (quicker to send than ``body``)."""
-        if len(raw) <= _SHORT_BYTES:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, method, self._converter, body)
-        async with self._long.turn(len(raw)):
-            return await self._calls.run(Apart.convert, method.__name__, type(body), raw)
+    async def read(self, method: Callable[..., T], raw: bytes, *args: Any) -> T:
+        """What a method of the reader makes of a body."""
+        if len(raw) <= SHORT_BYTES:
+            return await self.in_thread(method, self._reader, raw, *args)
+        worker = self._middle if len(raw) <= _MIDDLE_BYTES else self._long
+        return await worker.run(Apart.read, method.__name__, raw, *args)
 
-    async def answer(self, renderer: Renderer, results: Seq[Result]) -> str:
+    async def answer(self, renderer: Renderer, results: Seq[Result]) -> bytes:
         """The whole answer in JSON."""
-        values = renderer.values(results)
-        if values <= _SHORT_VALUES:
-            return renderer.whole(results).json_text()
-        async with self._answers.turn(values):
-            written = [await self.in_thread(pickle.dumps, each) for each in results]
-            return await self._calls.run(Apart.render, renderer.portable(), written)
+        if renderer.values(results) <= _SHORT_VALUES:
+            return renderer.whole(results).json_text().encode()
+        written = [[await self.in_thread(pickle.dumps, each) for each in part] for part in (results, renderer.scores)]
+        return await self._answers.run(Apart.render, renderer.portable(), *written)
 
     async def in_thread(self, work: Callable[..., T], *args: Any) -> T:
         """Run short work in the thread of short bodies."""
@@ -209,8 +173,12 @@ class Conversions:
 
     @property
     def uninterruptible(self) -> bool:
-        """Whether a thread compiles a grammar, for which Python would wait at its end, also after ``close``."""
-        return any(each.running() for each in self._here_now)
+        """Whether a thread compiles a grammar or waits for a process, for which Python would wait at its end."""
+        return any(each.running() for each in self._here_now) or any(worker.busy for worker in self._workers)
+
+    @property
+    def _workers(self) -> list[Worker]:
+        return [self._middle, self._long, self._answers, *(level.worker for level in self._levels)]
 
     async def _compile(self, grammar: Grammar) -> CompiledGrammar:
         digest = hashlib.sha256(f"{grammar.kind} {grammar.text}".encode()).digest()
@@ -231,21 +199,20 @@ class Conversions:
             TookTooLong, Failed: it is over a limit.
         """
         for level in self._levels:
-            limits = Limits(level.seconds, self._options.grammar_memory_bytes, pausable=True)
-            async with level.turns.turn(len(grammar.text)):
-                try:
-                    async with self._paced():
-                        written = await self._calls.run(Apart.try_grammar, grammar, limits=limits)
-                except TookTooLong:
-                    continue
-                if written is not None:
-                    return await self.in_thread(self._compiler.read, grammar, written)
-                return await self._here(level.thread, grammar)
+            limits = Limits(level.seconds, self._options.grammar_memory_bytes)
+            try:
+                async with self._paced():
+                    written = await level.worker.run(Apart.try_grammar, grammar, limits=limits)
+            except TookTooLong:
+                continue
+            if written is not None:
+                return await self.in_thread(self._compiler.read, grammar, written)
+            return await self._here(level.thread, grammar)
         raise TookTooLong
 
     @asynccontextmanager
     async def _paced(self) -> AsyncIterator[None]:
-        """Inside, a call that can be paused gives way to requests."""
+        """Inside, a process that tries a grammar gives way to requests."""
         if not self._trying:
             self._pacing = asyncio.ensure_future(self._pace())
         self._trying += 1
@@ -257,15 +224,22 @@ class Conversions:
                 self._pacing.cancel()
 
     async def _pace(self) -> None:
-        """Let calls that can be paused rest for a part of the time while requests run."""
+        """Let the processes that try grammars rest for a part of the time while requests run.
+
+        A low priority does not do it: the threads of a step wait for each other, and one of them shares its core.
+        """
         while True:
             await asyncio.sleep(_WORK_SECONDS)
             if self._busy():
-                self._calls.pause()
                 try:
+                    self._tell(signal.SIGSTOP)
                     await asyncio.sleep(_REST_SECONDS)
                 finally:
-                    self._calls.resume()
+                    self._tell(signal.SIGCONT)
+
+    def _tell(self, number: int) -> None:
+        for level in self._levels:
+            level.worker.signal(number)
 
     async def _here(self, thread: ThreadPoolExecutor, grammar: Grammar) -> CompiledGrammar:
         """Compile a grammar in the server. Cancelling waits for the end, so that the turn is held as long."""
@@ -294,12 +268,13 @@ class Conversions:
 
     def close(self) -> None:
         """End all conversions."""
-        self._calls.close()
-        for pool in (self._thread, *(level.thread for level in self._levels)):
-            pool.shutdown(wait=False, cancel_futures=True)
+        for worker in self._workers:
+            worker.close()
+        for thread in (self._thread, *(level.thread for level in self._levels)):
+            thread.shutdown(wait=False, cancel_futures=True)
 
 
 def _thread_gives_way() -> None:
     """Give this thread the priority of the processes; only Linux has priorities of threads."""
     if sys.platform == "linux":
-        give_way()
+        os.setpriority(os.PRIO_PROCESS, 0, max(_NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence as Seq
 from typing import Any, TypeVar
 
 from fastapi import Response
-from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 
@@ -17,6 +16,7 @@ RETRY_SECONDS = 1.0
 """When to repeat a request that the server could not take."""
 _LONGEST = 2000
 """Characters of a message, which may quote what a client sent."""
+_NO_OBJECT = "The body must be a JSON object (content-type: application/json)."
 _TYPES = {
     400: "BadRequestError",
     401: "AuthenticationError",
@@ -24,6 +24,7 @@ _TYPES = {
     405: "MethodNotAllowedError",
     408: "TimeoutError",
     413: "RequestTooLargeError",
+    415: "UnsupportedMediaTypeError",
     429: "RateLimitError",
     431: "RequestTooLargeError",
     500: "InternalServerError",
@@ -58,8 +59,8 @@ class ApiError(Exception):
     def response(self) -> Response:
         """The error object as an answer."""
         headers = {} if self.retry_after is None else {"retry-after": str(max(1, round(self.retry_after)))}
-        if self.status == 408:  # clients would repeat what has just taken too long
-            headers["x-should-retry"] = "false"
+        if self.status == 408:  # clients would repeat what has just taken too long; the rest of a body may still come
+            headers |= {"x-should-retry": "false", "connection": "close"}
         return Response(self.text(), self.status, headers, media_type="application/json")
 
 
@@ -71,6 +72,11 @@ def stopped() -> ApiError:
 def late() -> ApiError:
     """The error of a request after its time."""
     return ApiError(408, "The request took too long and was cancelled.")
+
+
+def unfinished() -> ApiError:
+    """The error of a request whose body does not come to its end."""
+    return ApiError(408, "The body of the request took too long to arrive.")
 
 
 def gone() -> ApiError:
@@ -89,10 +95,8 @@ def api_error(error: Exception) -> ApiError:
         return error
     if isinstance(error, (OptionError, PromptError)):
         return ApiError(400, str(error))
-    if isinstance(error, RequestValidationError):
-        return _invalid(error)
     if isinstance(error, HTTPException):
-        return ApiError(error.status_code, _unread(error.__cause__) or str(error.detail))
+        return ApiError(error.status_code, str(error.detail))
     if isinstance(error, ForedraftError):
         return ApiError(500, str(error))
     if isinstance(error, RecursionError):  # of the walk over a schema or a template's variables
@@ -100,19 +104,30 @@ def api_error(error: Exception) -> ApiError:
     return ApiError(500, "The server failed on this request; its log has the reason.")
 
 
-def _unread(cause: BaseException | None) -> str | None:
-    """Why a body could not be parsed; None if that was not the error."""
-    if isinstance(cause, UnicodeDecodeError):
-        return f"The body is not valid {cause.encoding.upper()}: {cause.reason} at byte {cause.start}."
-    if isinstance(cause, RecursionError):
-        return "The body is nested too deep."
-    if isinstance(cause, ValueError):  # of int(), which limits the digits
-        return "The body has a number with too many digits."
-    return None
+def body_of(kind: type[B], raw: bytes) -> B:
+    """A body as it came over HTTP.
+
+    Raises:
+        ApiError: it is not JSON, a field is unknown or has a wrong value.
+    """
+    if not raw.strip():
+        raise ApiError(400, _NO_OBJECT)
+    try:
+        body = json.loads(raw)
+    except UnicodeDecodeError as error:
+        at = f"{error.reason} at byte {error.start}"
+        raise ApiError(400, f"The body is not valid {error.encoding.upper()}: {at}.") from None
+    except json.JSONDecodeError as error:
+        raise ApiError(400, f"The body is not valid JSON: {error.msg} at character {error.pos}.") from None
+    except RecursionError:
+        raise ApiError(400, "The body is nested too deep.") from None
+    except ValueError:  # of int(), which limits the digits
+        raise ApiError(400, "The body has a number with too many digits.") from None
+    return validated(kind, body)
 
 
 def validated(kind: type[B], body: Any) -> B:
-    """A body that came by another way than HTTP.
+    """A body that is no text any more.
 
     Raises:
         ApiError: a field is unknown or has a wrong value.
@@ -120,19 +135,17 @@ def validated(kind: type[B], body: Any) -> B:
     try:
         return kind.model_validate(body)
     except ValidationError as error:
-        raise _invalid(RequestValidationError(error.errors(), body=body)) from None
+        raise _invalid(error.errors(include_url=False), body) from None
 
 
-def _invalid(error: RequestValidationError) -> ApiError:
+def _invalid(errors: Seq[Mapping[str, Any]], body: Any) -> ApiError:
     """The first of the deepest faults of a body: where a value has several types, the one that fits best. A value out
     of range fits better than one of another type."""
-    faults = [(_place(each, error.body), each) for each in error.errors()]
+    faults = [(_place(each, body), each) for each in errors]
     place, fault = max(faults, key=lambda each: (len(each[0]), not each[1]["type"].endswith("_type")))
-    if fault["type"] == "json_invalid":
-        return ApiError(400, f"The body is not valid JSON: {fault['ctx']['error']} at character {fault['loc'][-1]}.")
     own = fault.get("ctx", {}).get("error")
-    if not place and own is None:  # no body, or a form, as curl sends it without a content-type
-        return ApiError(400, "The body must be a JSON object (content-type: application/json).")
+    if not place and own is None:
+        return ApiError(400, _NO_OBJECT)
     if isinstance(own, ForedraftError):
         message = str(own)
     else:

@@ -5,10 +5,10 @@ from typing import Any
 
 from foredraft.core.errors import OptionError
 from foredraft.core.sampling.grammar import Grammar
-from foredraft.model.text.json_schema import enforceable
+from foredraft.model.text.json_schema import schema_rules
 from foredraft.serve.errors import ApiError
 from foredraft.serve.schema import ChatRequest, Function, Generation, NamedTool, ResponseFormat, StructuredOutputs
-from foredraft.serve.tools import CLOSE, OPEN
+from foredraft.serve.tools import CLOSE, LIST, OPEN, mark_of
 
 
 def grammar_of(body: Generation) -> Grammar | None:
@@ -63,22 +63,27 @@ def chat_grammar(body: ChatRequest, chat_template: str) -> Grammar | None:
     """
     wanted, choice = grammar_of(body), body.tool_choice
     functions = [tool.function for tool in body.called]
-    must = choice == "required" or isinstance(choice, NamedTool)
     if isinstance(choice, NamedTool):
         functions = [function for function in functions if function.name == choice.function.name]
-    if must and not functions:
+    if body.must_call and not functions:
         raise ApiError(400, "tool_choice asks for a call of a tool that is not in tools.", param="tool_choice")
-    if not must and not any(function.strict for function in functions):
+    if not body.must_call and not any(function.strict for function in functions):
         return wanted
     if wanted is not None:
         raise ApiError(400, "Give either calls that are enforced or another structure.", param="tools")
     one = isinstance(choice, NamedTool) or not body.parallel_tool_calls
-    return _calls(functions, tagged=OPEN in chat_template, must=must, one=one)
+    return _calls(functions, mark=mark_of(chat_template), must=body.must_call, one=one)
 
 
-def _calls(functions: list[Function], *, tagged: bool, must: bool, one: bool) -> Grammar:
-    """Calls of these functions; unless they must be, text with or without calls."""
-    begin, key, end = (f"{OPEN}\n", "arguments", f"\n{CLOSE}") if tagged else ("", "parameters", "")
+def _calls(functions: list[Function], *, mark: str, must: bool, one: bool) -> Grammar:
+    """Calls of these functions; unless they must be, text with or without calls.
+
+    Args:
+        mark: see ``mark_of``. ``LIST`` is a special token, which no grammar allows: the list comes without it.
+    """
+    tagged, listed = mark == OPEN, mark == LIST
+    begin, end = (f"{OPEN}\n", f"\n{CLOSE}") if tagged else ("", "")
+    key = "arguments" if mark else "parameters"
     tags = [
         {
             "type": "tag",
@@ -91,14 +96,17 @@ def _calls(functions: list[Function], *, tagged: bool, must: bool, one: bool) ->
     calls: dict[str, Any] = {
         "type": "tags_with_separator",
         "tags": tags,
-        "separator": "\n" if tagged else "; ",
+        "separator": "\n" if tagged else ", " if listed else "; ",
         "at_least_one": True,
         "stop_after_first": one,
     }
+    if listed:
+        ends = [{"type": "const_string", "value": bracket} for bracket in "[]"]
+        calls = {"type": "sequence", "elements": [ends[0], calls, ends[1]]}
     if not must and tagged:
         calls = {"type": "triggered_tags", "triggers": [OPEN], "tags": tags, "stop_after_first": one}
-    elif not must:  # an output that begins with a brace is a call
-        calls = {"type": "or", "elements": [calls, {"type": "regex", "pattern": r"\s*[^{\s][\s\S]*"}]}
+    elif not must:  # an output that begins with a brace, or a bracket and a brace, is a call
+        calls = {"type": "or", "elements": [calls, {"type": "regex", "pattern": r"\s*([^{\[\s]|\[\s*[^{\s])[\s\S]*"}]}
     return Grammar.structural_tag({"type": "structural_tag", "format": calls})
 
 
@@ -108,7 +116,7 @@ def _parameters(function: Function) -> Any:
     if function.strict:
         return given
     try:
-        enforceable(given)
+        schema_rules(given)
     except OptionError:
         return {"type": "object"}
     return given

@@ -14,6 +14,7 @@ class Job:
     them. ``scored``: it has log-probabilities of their tokens, with this many alternatives. ``generates``: False if
     only prompts are repeated. ``tools_of``: what tells the model of tools, the chat template or the server's prompt,
     and decides how calls look, if the outputs may have any. ``priority``: jobs with a lower one are admitted first.
+    ``thinks``: the prompt ends within the assistant's reasoning. ``shown``: special tokens that are part of the text.
     ``grammar``: that of ``params``, which is held here until the engine asks for it.
     """
 
@@ -26,4 +27,6 @@ class Job:
     generates: bool = True
     tools_of: str | None = None
     priority: int = 0
+    thinks: bool = False
+    shown: frozenset[int] = frozenset()
     grammar: CompiledGrammar | None = None

@@ -1,4 +1,4 @@
-"""Middleware: API keys, request ids and the log of requests; the limit of bodies; unexpected errors."""
+"""Middleware: API keys, request ids and the log of requests; HEAD; unexpected errors."""
 
 import asyncio
 import hashlib
@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence as Seq
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from foredraft.serve.errors import ApiError, stopped
@@ -20,6 +21,11 @@ _log = logging.getLogger(__name__)
 _OPEN = {"/", "/health", "/version"}
 """Paths that need no key."""
 _SAFE = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+def readable(app: ASGIApp, origins: Seq[str]) -> ASGIApp:
+    """An application whose answers web pages of these origins may read."""
+    return CORSMiddleware(app, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]) if origins else app
 
 
 class Access:
@@ -32,7 +38,7 @@ class Access:
 
     def __init__(self, app: ASGIApp, keys: Seq[str]) -> None:
         self._app = app
-        self._keys = [key.encode() for key in keys]
+        self._keys = [coded for key in keys for coded in _codings(key)]
         self._tracer = _tracer()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -83,7 +89,16 @@ class Access:
 def _key(authorization: str) -> bytes:
     """The key of a header ``Bearer KEY``; the scheme's name is not case-sensitive (RFC 9110, 11.1)."""
     scheme, _, rest = authorization.partition(" ")
-    return (rest.strip() if scheme.lower() == "bearer" else authorization).encode("utf-8", "surrogateescape")
+    return (rest.strip(" \t") if scheme.lower() == "bearer" else authorization).encode("latin-1")
+
+
+def _codings(key: str) -> set[bytes]:
+    """A key as clients send it: in UTF-8, or where it can be in Latin-1, as HTTP once had it."""
+    plain = key.encode("utf-8", "surrogateescape")  # bytes of the environment that are no UTF-8 stay what they are
+    try:
+        return {plain, key.encode("latin-1")}
+    except UnicodeEncodeError:
+        return {plain}
 
 
 def _tracer() -> Any:
@@ -106,36 +121,14 @@ class _WatchedSend:
         await self._send(message)
 
 
-class BodyLimit:
-    """Refuses bodies of more than ``limit`` bytes, with or without a content-length."""
+class Head:
+    """Answers HEAD as GET; what runs the application sends no body."""
 
-    def __init__(self, app: ASGIApp, limit: int) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._limit = limit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        size, watched = 0, _WatchedSend(send)
-
-        async def limited() -> Message:
-            nonlocal size
-            message = await receive()
-            size += len(message.get("body", b""))
-            if size > self._limit:
-                raise _TooLarge
-            return message
-
-        try:
-            await self._app(scope, limited, watched)
-        except _TooLarge:
-            if not watched.started:
-                await ApiError(413, f"The body has more than {self._limit} bytes.").response()(scope, receive, send)
-
-
-class _TooLarge(BaseException):
-    """Not an ``Exception``, which would become an error of the body's form."""
+        await self._app({**scope, "method": "GET"} if scope.get("method") == "HEAD" else scope, receive, send)
 
 
 class ErrorMiddleware:

@@ -15,6 +15,9 @@ _LEAST = {
     "default_max_tokens": 1,
     "max_prompt_tokens": 1,
     "max_body_bytes": 1,
+    "max_connections": 1,
+    "head_seconds": 1,
+    "body_seconds": 1,
     "request_timeout": 1,
     "drain_seconds": 0,
     "stall_seconds": 1,
@@ -29,6 +32,9 @@ _MOST = {
     "max_queue": 2**31,
     "max_body_bytes": 2**40,
     "grammar_memory_bytes": 2**40,
+    "max_connections": 2**20,
+    "head_seconds": _LONGEST,
+    "body_seconds": _LONGEST,
     "request_timeout": _LONGEST,
     "drain_seconds": _LONGEST,
     "stall_seconds": _LONGEST,
@@ -67,6 +73,16 @@ class ServeOptions:
         default=True, metadata={"help": "Refuse tools if the chat template has none; else the prompt describes them."}
     )
     max_body_bytes: int = field(default=4 * 2**20, metadata={"help": "Largest request body, in bytes."})
+    max_connections: int = field(
+        default=1024,
+        metadata={
+            "help": "Open connections; the one that has been silent the longest makes room, or new ones are refused."
+        },
+    )
+    head_seconds: float = field(
+        default=10.0, metadata={"help": "Seconds that a connection may take to send the head of its request."}
+    )
+    body_seconds: float = field(default=60.0, metadata={"help": "Seconds that the body of a request may take (408)."})
     request_timeout: float = field(default=600.0, metadata={"help": "Seconds until a request is cancelled (408)."})
     client_seconds: float = field(
         default=30.0, metadata={"help": "Seconds that a client may take nothing of its answer until it is cut off."}

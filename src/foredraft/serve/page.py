@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
+from foredraft.files.outputs import generator_tag
+
 _EMPTY = '<script type="application/json" id="record">null</script>'
 
 
@@ -16,13 +18,14 @@ def page(records: Sequence[dict[str, Any]] = ()) -> str:
 
     Args:
         records: each with ``model``, ``drafter``, ``lossless``, ``prompt``, ``finish_reason``, ``stats``, ``pieces``,
-            ``steps``; see ``engine/recording``.
+            ``steps``; see ``engine/trace``.
     """
     text = files("foredraft.serve").joinpath("page.html").read_text(encoding="utf-8")
     if not records:
         return text
     data = json.dumps(list(records)).replace("<", "\\u003c")  # no text can end the element
     before, after = text.split(_EMPTY)
+    before = before.replace("<head>", f"<head>\n{generator_tag('viewer')}", 1)
     return before + _EMPTY.replace("null", data) + after
 
 

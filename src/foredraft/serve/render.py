@@ -1,14 +1,13 @@
 """From results and updates to answers."""
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence as Seq
 from copy import copy
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, TypeVar, final
+from functools import partial
+from typing import Any, ClassVar, NamedTuple, TypeVar, final
 
 from foredraft.core.stats import DecodeStats
-from foredraft.engine.detokenizer import IncrementalText
 from foredraft.engine.request import TokenLogprobs
 from foredraft.engine.results import Result
 from foredraft.model.text.tokenizer import Tokenizer
@@ -38,12 +37,12 @@ from foredraft.serve.answers import (
 )
 from foredraft.serve.errors import ApiError
 from foredraft.serve.job import Job
-from foredraft.serve.tools import ToolParser, parse
+from foredraft.serve.reasoning import ReasoningParser, count_tokens, split
+from foredraft.serve.token_texts import TokenTexts, finite
+from foredraft.serve.tools import Parsed, ToolParser, parse
 from foredraft.serve.updates import Update
 
 R = TypeVar("R", bound="Renderer")
-_LEAST = -9999.0
-"""In place of an infinite log-probability, which JSON lacks; as in vLLM."""
 
 
 @dataclass
@@ -52,6 +51,7 @@ class Renderer(ABC):
 
     ``number``: with ``prefix`` the request's id, as in "chatcmpl-17". ``created``: time of the answers, in seconds.
     ``return_token_ids``: choices carry their token ids. ``wants_usage``: a stream's last chunk says what was used.
+    ``scores``: log-probabilities of the tokens of each prompt, if the answer begins with them.
     """
 
     prefix: ClassVar[str]
@@ -62,18 +62,20 @@ class Renderer(ABC):
     created: int
     return_token_ids: bool = False
     wants_usage: bool = False
-    _texts: dict[int, str] = field(default_factory=dict, init=False)  # of single tokens
+    scores: Seq[Seq[TokenLogprobs | None]] = field(default=(), init=False)
+    _texts: dict[int, TokenTexts] = field(default_factory=dict, init=False)  # by choice
 
     def portable(self: R) -> R:
-        """This renderer for a process that has the tokenizer; the grammar has done its work."""
+        """This renderer, without scores, for a process that has the tokenizer; the grammar has done its work."""
         found = copy(self)
-        found.tokenizer, found.job = None, replace(self.job, grammar=None)
+        found.tokenizer, found.job, found.scores = None, replace(self.job, grammar=None), ()
         return found
 
     def values(self, results: Seq[Result]) -> int:
         """Tokens that the whole answer shows one by one."""
         each = 1 + (self.job.params.logprobs or 0)
-        return sum(
+        shown = sum(map(len, self.scores)) * each + sum(map(len, self.job.prompts)) * self.return_token_ids
+        return shown * self.job.count + sum(
             len(result.logprobs) * each + sum(len(step.tokens) + len(step.emitted) for step in result.steps)
             for result in results
         )
@@ -115,6 +117,7 @@ class Renderer(ABC):
         details = CompletionDetails(
             accepted_prediction_tokens=total.accepted_prediction_tokens,
             rejected_prediction_tokens=total.rejected_prediction_tokens,
+            **self._details(results),
         )
         usage = Usage(
             prompt_tokens=prompt,
@@ -125,6 +128,10 @@ class Renderer(ABC):
         )
         metrics = RequestMetrics(speculative_decoding=_speculation(total))
         return {"usage": usage, "metrics": metrics, "lossless": total.lossless}
+
+    def _details(self, results: Seq[Result]) -> dict[str, Any]:
+        """Further counts of output tokens."""
+        return {}
 
     def _choice_fields(self, new: Result | Update, result: Result | None, called: bool = False) -> dict[str, Any]:
         """What choices of all kinds have: how the output ended, if it has a ``result``, new ids, pieces and steps."""
@@ -145,53 +152,82 @@ class Renderer(ABC):
             return None
         if result.tokens[-1] in self.job.stop_token_ids:
             return result.tokens[-1]
-        if not self.job.params.stop_strings or self.tokenizer is None:
-            return None
-        rest = self.tokenizer.decode(result.tokens)[len(result.text) :]
-        return max((stop for stop in self.job.params.stop_strings if rest.startswith(stop)), key=len, default=None)
+        return result.stop_string
 
     def _text(self, token: int) -> str:
-        """The text of a token by itself; alternatives repeat, and decoding one takes 10 µs."""
-        if token not in self._texts:
-            self._texts[token] = "" if self.tokenizer is None else self.tokenizer.decode([token])
-        return self._texts[token]
+        """The text of a token by itself."""
+        return "" if self.tokenizer is None else self.tokenizer.text_of(token)
+
+    def _token_texts(self, choice: int, offset: int = 0) -> TokenTexts:
+        """The tokens of a choice; ``offset``: where its output begins in its text."""
+        if choice not in self._texts:
+            prompt = self.job.prompts[choice // self.job.count]
+            self._texts[choice] = TokenTexts(self.tokenizer, prompt, offset)
+        return self._texts[choice]
+
+
+class Turn(NamedTuple):
+    """What is new of the assistant's turn: reasoning, text for the reader, and calls."""
+
+    reasoning: str
+    content: str
+    calls: list[CalledFunction]
 
 
 @dataclass
 class TurnRenderer(Renderer):
-    """What renderers of the assistant's turns have in common: calls among the text, and log-probabilities by token."""
+    """What renderers of the assistant's turns have in common: reasoning, calls, and log-probabilities by token."""
 
+    _thoughts: dict[int, ReasoningParser] = field(default_factory=dict, init=False)  # by choice
     _parsers: dict[int, ToolParser] = field(default_factory=dict, init=False)  # by choice
 
-    def _read(self, text: str) -> tuple[str, list[CalledFunction]]:
-        """Text and calls of a whole output."""
-        return (text, []) if self.job.tools_of is None else parse(text, self.job.tools_of)
+    def _read(self, text: str) -> Turn:
+        """All of an output."""
+        reasoning, content = split(text, self.job.thinks)
+        return Turn(reasoning, *self._parsed(content))
 
-    def _read_more(self, update: Update) -> tuple[str, list[CalledFunction]]:
-        """Text that is final after an update; calls come with the last one."""
+    def _parsed(self, content: str) -> Parsed:
+        return Parsed(content, []) if self.job.tools_of is None else parse(content, self.job.tools_of)
+
+    def _read_more(self, update: Update) -> Turn:
+        """What is final after an update; calls come with the last one."""
+        thoughts = self._thoughts.setdefault(update.index, ReasoningParser(self.job.thinks))
+        reasoning, content = thoughts.push(update.text)
+        if update.result is not None:
+            rest = thoughts.finish()
+            reasoning, content = reasoning + rest.reasoning, content + rest.content
         if self.job.tools_of is None:
-            return update.text, []
+            return Turn(reasoning, content, [])
         parser = self._parsers.setdefault(update.index, ToolParser(self.job.tools_of))
-        text = parser.push(update.text)
+        content = parser.push(content)
         if update.result is None:
-            return text, []
-        rest, calls = parser.finish()
-        return text + rest, calls
+            return Turn(reasoning, content, [])
+        last = parser.finish()
+        return Turn(reasoning, content + last.content, last.calls)
+
+    def _details(self, results: Seq[Result]) -> dict[str, Any]:
+        if self.tokenizer is None:
+            return {}
+        decode = partial(self.tokenizer.decode, shown=self.job.shown)
+        return {"reasoning_tokens": sum(count_tokens(decode, result, self.job.thinks) for result in results)}
 
     def _call_id(self, choice: int, place: int) -> str:
         """It follows from the request's id, so that a batch that is resumed has the same."""
         return f"call-{self.number}-{choice}-{place}"
 
-    def _logprobs(self, found: list[TokenLogprobs]) -> list[TokenLogprob]:
+    def _logprobs(self, choice: int, found: list[TokenLogprobs]) -> list[TokenLogprob]:
+        texts = self._token_texts(choice)
+
+        def fields(token: int, logprob: float) -> dict[str, Any]:
+            shown = texts.show(token)
+            return {"token": shown.text, "logprob": finite(logprob), "bytes": list(shown.raw)}
+
         content = []
         for each in found:
-            top = [TopLogprob(**self._top(token, value)) for token, value in each.top.items()]
-            content.append(TokenLogprob(**self._top(each.token, each.logprob), top_logprobs=top))
+            top = [TopLogprob(**fields(token, value)) for token, value in each.top.items()]
+            content.append(TokenLogprob(**fields(each.token, each.logprob), top_logprobs=top))
+            texts.skip(each.token)
         return content
-
-    def _top(self, token: int, logprob: float) -> dict[str, Any]:
-        text = self._text(token)
-        return {"token": text, "logprob": _finite(logprob), "bytes": list(text.encode())}
 
 
 @final
@@ -204,12 +240,13 @@ class ChatRenderer(TurnRenderer):
     def whole(self, results: Seq[Result]) -> ChatCompletion:
         choices = []
         for index, result in enumerate(results):
-            content, calls = self._read(result.text)
-            message = Message(role="assistant", content=content)
+            reasoning, content, calls = self._read(result.text)
+            more: dict[str, Any] = {"reasoning_content": reasoning} if reasoning else {}
             if calls:
-                message = Message(role="assistant", content=content or None, tool_calls=self._calls(index, calls))
+                more["tool_calls"] = self._calls(index, calls)
+            message = Message(role="assistant", content=content or None if calls else content, **more)
             fields = self._choice_fields(result, result, called=bool(calls))
-            logprobs = self._chat_logprobs(result.logprobs)
+            logprobs = self._chat_logprobs(index, result.logprobs)
             choices.append(ChatChoice(index=index, message=message, logprobs=logprobs, **fields))
         prompt = {"prompt_token_ids": self.job.prompts[0]} if self.return_token_ids else {}
         return ChatCompletion(
@@ -222,13 +259,15 @@ class ChatRenderer(TurnRenderer):
             yield self._chunk([ChatChunkChoice(index=index, delta=delta, logprobs=None, finish_reason=None)])
 
     def chunks(self, update: Update) -> Iterable[ChatChunk]:
-        text, calls = self._read_more(update)
-        delta: dict[str, Any] = {"content": text} if text or (update.result is None and not calls) else {}
+        reasoning, text, calls = self._read_more(update)
+        delta: dict[str, Any] = {"reasoning_content": reasoning} if reasoning else {}
+        if text or (update.result is None and not reasoning):
+            delta["content"] = text
         if calls:
             tool_calls = self._calls(update.index, calls)
             delta["tool_calls"] = [call.model_copy(update={"index": i}) for i, call in enumerate(tool_calls)]
         fields = self._choice_fields(update, update.result, called=bool(calls))
-        logprobs = self._chat_logprobs(update.logprobs)
+        logprobs = self._chat_logprobs(update.index, update.logprobs)
         choice = ChatChunkChoice(index=update.index, delta=Delta(**delta), logprobs=logprobs, **fields)
         yield self._chunk([choice])
 
@@ -245,8 +284,8 @@ class ChatRenderer(TurnRenderer):
             for place, function in enumerate(functions)
         ]
 
-    def _chat_logprobs(self, found: list[TokenLogprobs]) -> ChatLogprobs | None:
-        return None if self.job.params.logprobs is None else ChatLogprobs(content=self._logprobs(found))
+    def _chat_logprobs(self, choice: int, found: list[TokenLogprobs]) -> ChatLogprobs | None:
+        return None if self.job.params.logprobs is None else ChatLogprobs(content=self._logprobs(choice, found))
 
 
 @final
@@ -255,15 +294,7 @@ class CompletionRenderer(Renderer):
     """Answers of completions."""
 
     prefix = "cmpl"
-    _offsets: dict[int, int] = field(default_factory=dict, init=False)  # characters sent, by choice
-    _scored: list[CompletionLogprobs] = field(default_factory=list, init=False)  # by prompt
-
-    def scored(self, scores: Seq[Seq[TokenLogprobs | None]]) -> None:
-        """Have answers begin with the log-probabilities of the prompts' tokens."""
-        self._scored = [
-            self._listed(prompt, found, self._offsets_of(prompt, len(echo)))
-            for prompt, echo, found in zip(self.job.prompts, self.job.echo, scores, strict=True)
-        ]
+    _begun: set[int] = field(default_factory=set, init=False)  # choices
 
     def whole(self, results: Seq[Result]) -> Completion:
         choices = [choice for chunk in self.opening() for choice in chunk.choices]
@@ -293,55 +324,48 @@ class CompletionRenderer(Renderer):
     def _choice(self, index: int, text: str, logprobs: list[TokenLogprobs], fields: dict[str, Any]) -> CompletionChoice:
         """The choice, or what is new of it; the first time with its prompt, if that was asked for."""
         prompt = index // self.job.count
-        first = index not in self._offsets
-        offset = self._offsets.setdefault(index, 0)
-        if first and self.job.echo:
-            text, offset = self.job.echo[prompt] + text, len(self.job.echo[prompt])
+        echo = self.job.echo[prompt] if self.job.echo else ""
+        first = index not in self._begun
+        self._begun.add(index)
+        if first:
+            text = echo + text
         if first and self.return_token_ids:
             fields["prompt_token_ids"] = self.job.prompts[prompt]
-        found = self._logprobs(logprobs, offset)
-        if first and self._scored and found is not None:
-            found = _joined(self._scored[prompt], found)
-        self._offsets[index] += len(text)
+        found = None
+        if self.job.params.logprobs is not None:
+            texts = self._token_texts(index, len(echo))
+            found = self._listed(texts, [each.token for each in logprobs], logprobs)
+            if first and self.scores:
+                found = _joined(self._scored(prompt), found)
         return CompletionChoice(index=index, text=text, logprobs=found, **fields)
 
-    def _logprobs(self, found: list[TokenLogprobs], offset: int) -> CompletionLogprobs | None:
-        if self.job.params.logprobs is None:
-            return None
-        offsets = []
-        for each in found:
-            offsets.append(offset)
-            offset += len(self._text(each.token))
-        return self._listed([each.token for each in found], found, offsets)
+    def _scored(self, prompt: int) -> CompletionLogprobs:
+        """The scores of a prompt."""
+        size = len(self.job.echo[prompt])
+        return self._listed(TokenTexts(self.tokenizer), self.job.prompts[prompt], self.scores[prompt], size)
 
-    def _listed(self, tokens: Seq[int], found: Seq[TokenLogprobs | None], offsets: list[int]) -> CompletionLogprobs:
-        """Log-probabilities in lists by token; None for the first of a prompt."""
-        return CompletionLogprobs(
-            tokens=[self._text(token) for token in tokens],
-            token_logprobs=[each and _finite(each.logprob) for each in found],
-            top_logprobs=[
-                each and {self._text(token): _finite(value) for token, value in each.top.items()} for each in found
-            ],
-            text_offset=offsets,
-        )
+    def _listed(
+        self, texts: TokenTexts, tokens: Seq[int], found: Seq[TokenLogprobs | None], size: int | None = None
+    ) -> CompletionLogprobs:
+        """Log-probabilities in lists by token; None for the first of a prompt.
 
-    def _offsets_of(self, prompt: Seq[int], size: int) -> list[int]:
-        """Where each token of a prompt begins in its text of ``size`` characters."""
-        text = IncrementalText(self.tokenizer.decode if self.tokenizer is not None else lambda tokens: "")
-        offsets, offset = [], 0
-        for token in prompt:
-            offsets.append(min(offset, size))
-            offset += len(text.push([token]))
-        return offsets
+        Args:
+            size: of the text in characters; None if it is not known yet.
+        """
+        lists = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
+        for token, each in zip(tokens, found, strict=True):
+            names = texts.names(each or TokenLogprobs(token, 0.0, {}))
+            begin = texts.take(token)
+            lists.tokens.append(names[token])
+            lists.token_logprobs.append(each and finite(each.logprob))
+            lists.top_logprobs.append(each and {names[other]: finite(value) for other, value in each.top.items()})
+            lists.text_offset.append(begin if size is None else min(begin, size))
+        return lists
 
 
 def _joined(first: CompletionLogprobs, rest: CompletionLogprobs) -> CompletionLogprobs:
     lists = {name: getattr(first, name) + getattr(rest, name) for name in CompletionLogprobs.model_fields}
     return CompletionLogprobs(**lists)
-
-
-def _finite(logprob: float) -> float:
-    return logprob if math.isfinite(logprob) else _LEAST
 
 
 def _speculation(stats: DecodeStats) -> Speculation:

@@ -1,10 +1,12 @@
 """Bodies of requests, under the names of OpenAI and vLLM. Unknown fields are refused."""
 
+from collections.abc import Sequence
+from itertools import islice
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidatorFunctionWrapHandler, WrapValidator, model_validator
 
-from foredraft.core.errors import OptionError
+from foredraft.core.errors import OptionError, shown
 from foredraft.core.sampling.params import check_known
 from foredraft.model.text.tokenizer import ChatEnding
 
@@ -14,6 +16,21 @@ Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 T = TypeVar("T")
 List = Annotated[list[T], Field(fail_fast=True)]
 """A list that is refused at its first wrong entry, not after thousands of them."""
+
+
+def _in_parts(given: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    if not isinstance(given, dict):
+        return check(given)
+    found: dict[Any, Any] = {}
+    entries = iter(given.items())
+    while part := dict(islice(entries, 100)):
+        found |= check(part)
+    return found
+
+
+K = TypeVar("K")
+Dict = Annotated[dict[K, T], WrapValidator(_in_parts)]
+"""A dictionary that is refused at the wrong ones of a hundred entries; a body has room for hundreds of thousands."""
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
 
@@ -32,6 +49,17 @@ class Body(BaseModel):
         return given
 
 
+def only_text(part: Any, known: Sequence[str]) -> Any:
+    """A part of a message, unless it is of a type that other servers read.
+
+    Raises:
+        OptionError: it is an image, for example.
+    """
+    if isinstance(part, dict) and isinstance(kind := part.get("type"), str) and kind not in known:
+        raise OptionError(f"Only text is supported, not {shown(kind)}.")
+    return part
+
+
 class StreamOptions(Body):
     """``include_usage``: a last chunk without choices carries the usage. Nothing is obfuscated, whatever is asked."""
 
@@ -44,6 +72,11 @@ class TextPart(Body):
 
     type: Literal["text"]
     text: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_text(cls, given: Any) -> Any:
+        return only_text(given, ("text",))
 
 
 class PredictedOutput(Body):
@@ -95,7 +128,7 @@ class Ignored(Body):
 
     user: str | None = None
     store: bool | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Dict[str, str] | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
@@ -123,7 +156,7 @@ class SamplingFields(Ignored):
     repetition_penalty: float | None = None
     no_repeat_ngram_size: Int64 | None = None
     bad_words_ids: List[List[TokenId]] | None = None
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    logit_bias: Dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     seed: Int64 | None = None
     stop: str | List[str] | None = None
     stop_token_ids: List[TokenId] | None = None
@@ -177,10 +210,10 @@ class CompletionRequest(Generation):
 
 
 class FunctionCall(Body):
-    """A call that the assistant made earlier; ``arguments`` is JSON."""
+    """A call that the assistant made earlier; ``arguments`` is JSON, by default an empty object."""
 
     name: str
-    arguments: str
+    arguments: str | dict[str, Any] = "{}"
 
 
 class ToolCall(Body):
@@ -192,13 +225,15 @@ class ToolCall(Body):
 
 
 class ChatMessage(Body):
-    """One turn."""
+    """One turn. ``reasoning``: vLLM's name for ``reasoning_content``, what the assistant thought before it answered."""
 
     role: Role
     content: str | List[TextPart] | None = None
     name: str | None = None
     tool_calls: List[ToolCall] | None = None
     tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
 
 
 class Function(Body):
@@ -280,6 +315,11 @@ class ChatRequest(IgnoredInChats, Generation, Templated):
     def called(self) -> list[Tool]:
         """The tools that the assistant may call."""
         return [] if self.tool_choice == "none" else self.tools or []
+
+    @property
+    def must_call(self) -> bool:
+        """Whether the assistant must call one of them."""
+        return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
 
     @model_validator(mode="after")
     def _alternatives(self) -> "ChatRequest":

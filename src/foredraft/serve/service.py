@@ -10,7 +10,7 @@ from foredraft.core.errors import DrafterError, LawError, NumericsError, PromptE
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.engine import scoring
 from foredraft.engine.generator import Generator
-from foredraft.engine.request import Piece, Sequence, TokenLogprobs
+from foredraft.engine.request import Piece, Request, Sequence, TokenLogprobs
 from foredraft.engine.results import Result
 from foredraft.engine.stream import AsyncStream
 from foredraft.model.threads import release_threads
@@ -21,24 +21,38 @@ from foredraft.serve.metrics import ServerMetrics
 from foredraft.serve.options import ServeOptions
 from foredraft.serve.updates import Update
 
+_FEW_TOKENS = 2**14
+"""Of prompts that are checked on the event loop, in 5 ms."""
 
-def queued(job: Job, generator: Generator, *, tenant: str = "") -> list[Sequence]:
-    """Queue a job's outputs; none if only prompts are repeated. Scores are the caller's, see ``engine.scoring``.
+
+def requests_of(job: Job, generator: Generator) -> list[Request]:
+    """The requests of a job, for each prompt; none if only prompts are repeated. Scores are the caller's, see
+    ``engine.scoring``.
 
     Raises:
         UsageError: a prompt does not fit the model, or an option names a token that it does not have.
     """
     if job.generates:
-        return generator.submit(job.prompts, job.params, job.count, priority=job.priority, tenant=tenant)
+        return generator.requests(job.prompts, job.params, job.shown)
     for prompt in job.prompts:
         generator.engine.check_tokens(prompt)
     return []
 
 
-def converter_for(generator: Generator, default_max_tokens: int, *, tool_prompt: bool = True) -> Converter:
-    """The converter of bodies for a generator."""
-    vocab_size = generator.engine.target.vocab_size
-    return Converter(generator.tokenizer, generator.eos_token_ids, vocab_size, default_max_tokens, tool_prompt)
+def queued(job: Job, requests: Seq[Request], generator: Generator, *, tenant: str = "") -> list[Sequence]:
+    """Queue the outputs of a job, whose requests these are."""
+    return generator.queue(requests, job.count, priority=job.priority, tenant=tenant) if requests else []
+
+
+def converter_for(
+    generator: Generator, default_max_tokens: int, *, tool_prompt: bool = True, most_outputs: int | None = None
+) -> Converter:
+    """The converter of bodies for a generator; of its last fields see there."""
+    target = generator.engine.target
+    given, ends = generator.tokenizer, generator.eos_token_ids
+    lengths = {"max_length": target.max_length, "default_max_tokens": default_max_tokens}
+    more = {"tool_prompt": tool_prompt, "most_outputs": most_outputs, "defaults": dict(generator.defaults)}
+    return Converter(given, ends, target.vocab_size, **lengths, **more)
 
 
 class Service:
@@ -61,7 +75,7 @@ class Service:
         self.generator = generator
         self.metrics = ServerMetrics(generator)
         self._options = options
-        self._capacity = generator.engine.max_rows + options.max_queue
+        self.capacity = generator.engine.max_rows + options.max_queue
         self._open: dict[Sequence, float] = {}  # when each was submitted
         self._ended = 0
         self._scoring = 0  # prompts that wait for their scores
@@ -72,7 +86,7 @@ class Service:
         self._changed_at = time.monotonic()
         self.draining = False
 
-    def start(self, job: Job, *, tenant: str = "", timeout: float | None = None) -> "Outputs":
+    async def start(self, job: Job, *, tenant: str = "", timeout: float | None = None) -> "Outputs":
         """Queue a job; for ``tenant`` see ``Generator.submit``. ``timeout``: default ``request_timeout``.
 
         Raises:
@@ -80,7 +94,12 @@ class Service:
             UsageError: a prompt does not fit the model, or an option names a token that it does not have.
         """
         self._admit(job)
-        sequences = queued(job, self.generator, tenant=tenant)
+        if sum(map(len, job.prompts)) <= _FEW_TOKENS:
+            requests = requests_of(job, self.generator)
+        else:
+            requests = await asyncio.to_thread(requests_of, job, self.generator)
+            self._admit(job)
+        sequences = queued(job, requests, self.generator, tenant=tenant)
         self._open.update(dict.fromkeys(sequences, time.perf_counter()))
         seconds = self._options.request_timeout if timeout is None else timeout
         return Outputs(self, job.params, sequences, seconds)
@@ -125,7 +144,7 @@ class Service:
         """Check that the server can take a job now.
 
         Raises:
-            ApiError: it has too many outputs, the queue is full, or the server is about to stop.
+            ApiError: the queue is full, or the server is about to stop.
             PromptError: a prompt is too long for this server.
         """
         if self.draining:
@@ -133,10 +152,7 @@ class Service:
         longest, limit = max(map(len, job.prompts)), self._options.max_prompt_tokens
         if limit is not None and longest > limit:
             raise PromptError(f"The prompt has {longest} tokens; this server takes at most {limit}.")
-        wanted = len(job.prompts) * job.count
-        if wanted > self._capacity:
-            raise ApiError(400, f"{wanted} outputs are more than the {self._capacity} that the server can hold.")
-        if len(self._open) + self._scoring + wanted > self._capacity:
+        if len(self._open) + self._scoring + len(job.prompts) * job.count > self.capacity:
             raise ApiError(429, "The queue is full.", retry_after=RETRY_SECONDS)
 
     def shut_down(self) -> None:
@@ -263,9 +279,9 @@ class Outputs:
             if before:
                 self._service.metrics.chunk(now - before, count)
             before = now
-            recorded = sequence.steps[steps:]
-            steps += len(recorded)
-            yield Update(index, held, logprobs, steps=recorded)
+            traces = sequence.steps[steps:]
+            steps += len(traces)
+            yield Update(index, held, logprobs, steps=traces)
             held = []
         yield Update(index, held, sequence.logprobs[sent:], self._checked(stream.result), sequence.steps[steps:])
 

@@ -40,7 +40,8 @@ def described(messages: Seq[dict[str, Any]], tools: Seq[dict[str, Any]]) -> list
             found.append({"role": "user", "content": result})
         elif calls := message.get("tool_calls"):
             written = [text] if text else []
-            found.append({"role": "assistant", "content": "\n".join([*written, *map(_call, calls)])})
+            rest = {name: value for name, value in message.items() if name != "tool_calls"}
+            found.append({**rest, "content": "\n".join([*written, *map(_call, calls)])})
         else:
             found.append(message)
         after_result = message["role"] == "tool"
@@ -58,7 +59,7 @@ def _with_prompt(messages: list[dict[str, Any]], tools: Seq[dict[str, Any]]) -> 
 
 
 def _text(content: str | list[dict[str, str]] | None) -> str:
-    return "".join(part["text"] for part in content) if isinstance(content, list) else content or ""
+    return "\n".join(part["text"] for part in content) if isinstance(content, list) else content or ""
 
 
 def _call(call: dict[str, Any]) -> str:

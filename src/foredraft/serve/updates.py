@@ -3,9 +3,9 @@
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from foredraft.engine.recording import RecordedStep
 from foredraft.engine.request import Piece, TokenLogprobs
 from foredraft.engine.results import Result
+from foredraft.engine.trace import StepTrace
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Update:
     pieces: list[Piece]
     logprobs: list[TokenLogprobs]
     result: Result | None = None
-    steps: Seq[RecordedStep] = ()
+    steps: Seq[StepTrace] = ()
 
     @property
     def text(self) -> str:

@@ -1,18 +1,17 @@
 """Checkpoints, logs and locks of a run: atomic writes, one run per folder."""
 
-import contextlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock, Timeout
 from torch import nn
 
 from foredraft.core.errors import DataError, OptionError
+from foredraft.files.outputs import is_written_by, written_by
 from foredraft.files.read import read_json
 from foredraft.files.write import atomic_save, atomic_write_text, write_json
 
@@ -28,30 +27,6 @@ class RunState:
 
     step: int = 0
     seconds: float = 0.0
-
-
-@contextlib.contextmanager
-def lock_folder(folder: Path, lock: str = ".lock") -> Iterator[None]:
-    """Lock a folder for one run, creating it if needed. The lock ends with the process.
-
-    Args:
-        lock: name of the lock file.
-
-    Raises:
-        OptionError: another run uses the folder, or it is not writable.
-    """
-    held = FileLock(folder / lock, blocking=False)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        held.acquire()
-    except Timeout:
-        raise OptionError(f"Another run uses {folder}: wait until it ends, or use another folder.") from None
-    except OSError as error:
-        raise OptionError(f"Cannot write to the folder {folder}: {error.strerror}.") from None
-    try:
-        yield
-    finally:
-        held.release()
 
 
 _LABELS = {"accumulate": "product of accumulate and the number of processes"}
@@ -73,18 +48,41 @@ def check_resume(folder: Path, terms: dict[str, Any], write: bool) -> None:
         write: write the settings of a new run; true in one process.
 
     Raises:
-        OptionError: the settings differ.
+        OptionError: the settings differ, or the folder has files of these names that no run wrote.
         DataError: the settings file cannot be read or written.
     """
     path = folder / "run.json"
-    terms = json.loads(json.dumps(terms))
     if (folder / "checkpoint.pt").exists():
-        remedy = "delete it to resume with the current options, or use another folder"
-        stored = read_json(path, DataError, remedy=remedy) if path.exists() else {}
-        if changed := {key for key, value in terms.items() if stored.get(key, value) != value}:
+        if changed := changed_terms(path, terms):
             raise _settings_changed(folder, changed)
     elif write:
-        write_json(path, terms, DataError)
+        _check_new(folder)
+        write_json(path, {**terms, **written_by("train")}, DataError)
+
+
+def changed_terms(path: Path, terms: dict[str, Any]) -> set[str]:
+    """The settings of a run that differ from those in its file; what the file lacks is not compared.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    remedy = "delete it to resume with the current options, or use another folder"
+    stored = read_json(path, DataError, remedy=remedy) if path.exists() else {}
+    terms = json.loads(json.dumps(terms))
+    return {key for key, value in terms.items() if stored.get(key, value) != value}
+
+
+def _check_new(folder: Path) -> None:
+    """Refuse files that a new run would replace, unless an earlier one wrote them.
+
+    Raises:
+        OptionError: there are such files.
+    """
+    path, log = folder / "run.json", folder / "log.jsonl"
+    if path.exists() and not is_written_by(path, "train"):
+        raise OptionError(f"{path} exists, and foredraft train did not write it: use another folder.")
+    if log.exists() and log.stat().st_size and not path.exists():
+        raise OptionError(f"{log} exists without the run.json of its run: use another folder, or remove the log.")
 
 
 def resumable(folder: Path) -> bool:
@@ -166,7 +164,7 @@ class Log:
     ``validated``: the step of the last validation in it.
 
     Args:
-        place: progress so far. A resumed run is logged and reported; a finished one is only reported.
+        place: progress so far. A resumed run is logged and reported; a finished or a new one is only reported.
     """
 
     def __init__(self, path: Path, place: dict[str, Any], report: Report) -> None:
@@ -178,7 +176,9 @@ class Log:
             lines = [line for line in text.splitlines() if _step_of(line) <= place["step"]]
             self.validated = max((int(_step_of(line)) for line in lines if '"validation"' in line), default=0)
             atomic_write_text(path, "".join(line + "\n" for line in lines))
-        if place["step"]:
+        if not place["step"]:
+            report({"begun": True, **place})
+        else:
             (self.write if place["step"] < place["steps"] else report)({"resumed": True, **place})
 
     def write(self, line: dict[str, Any]) -> None:

@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foredraft.core.errors import DataError, OptionError
+from foredraft.files.outputs import locked
 from foredraft.files.provenance import fingerprint
 from foredraft.model.hf.causal_lm import CausalLM
 from foredraft.model.loading.load import Loaded, load_model
 from foredraft.model.text.vocab_mapping import VocabMapping
 from foredraft.train import devices
-from foredraft.train.checkpoint import check_resume, lock_folder
+from foredraft.train.checkpoint import check_resume
 from foredraft.train.data.batches import LiveFeatures, TrainBatches
 from foredraft.train.data.features import StoredFeatures
+from foredraft.train.data.sources import AnsweredBy
 from foredraft.train.data.tokens import TokenStore
 from foredraft.train.devices import autocast
 from foredraft.train.options import LoopOptions
@@ -39,7 +41,8 @@ class Data:
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """Shared state of a run. ``loaded``: the model whose tokens ``store`` has: the target, see ``in_tokens_of``."""
+    """Shared state of a run. ``loaded``: the model whose tokens ``store`` has: the target, see ``in_tokens_of``.
+    ``by``: the target, as answers name it."""
 
     folder: Path
     accelerator: "Accelerator"
@@ -47,6 +50,7 @@ class RunContext:
     target: CausalLM
     store: TokenStore
     data: Data
+    by: AnsweredBy
 
     @classmethod
     @contextlib.contextmanager
@@ -64,7 +68,7 @@ class RunContext:
         """
         folder = Path(out)
         accelerator = devices.accelerator(cpu=device == "cpu", partial=partial)
-        with lock_folder(folder) if accelerator.is_main_process else contextlib.nullcontext():
+        with locked(folder, ".lock") if accelerator.is_main_process else contextlib.nullcontext():
             context = cls._of(target_name, folder, data, device, accelerator)
             try:
                 yield context
@@ -84,14 +88,15 @@ class RunContext:
             raise DataError(f"The target {target_name!r} has no tokenizer, which training needs.")
         target = CausalLM(loaded.model, fast=False)
         target.module.requires_grad_(False)
-        store = _tokens(data, folder, loaded, accelerator)
+        by = AnsweredBy.of(target, loaded.tokenizer)
+        store = _tokens(data, folder, loaded, accelerator, by)
         if (largest := int(store.ids.max())) >= target.vocab_size:
             raise DataError(f"The training data has the token id {largest}, beyond the target's vocabulary.")
-        return cls(folder, accelerator, loaded, target, store, data)
+        return cls(folder, accelerator, loaded, target, store, data, by)
 
     def in_tokens_of(self, draft: Loaded, mapping: VocabMapping) -> "RunContext":
         """The same run with the data in the tokens of a draft with another tokenizer."""
-        store = _tokens(self.data, self.folder, draft, self.accelerator, mapping)
+        store = _tokens(self.data, self.folder, draft, self.accelerator, self.by, mapping)
         return replace(self, loaded=draft, store=store)
 
     @property
@@ -123,11 +128,16 @@ class RunContext:
 
 
 def _tokens(
-    data: Data, folder: Path, loaded: Loaded, accelerator: "Accelerator", mapping: VocabMapping | None = None
+    data: Data,
+    folder: Path,
+    loaded: Loaded,
+    accelerator: "Accelerator",
+    by: AnsweredBy,
+    mapping: VocabMapping | None = None,
 ) -> TokenStore:
     """Tokenize the data in one process; the others read the result."""
     assert loaded.tokenizer is not None
     end = loaded.eos_token_ids[0] if loaded.eos_token_ids else None
     cache = Path(data.cache) if data.cache else folder / "cache"
     with accelerator.main_process_first():
-        return TokenStore.build(cache, list(data.sources), loaded.tokenizer, end, mapping)
+        return TokenStore.build(cache, list(data.sources), loaded.tokenizer, end, mapping, by)

@@ -211,6 +211,12 @@ def again(net: Any, folder: Path, to: str, lm: CausalLM, dtype: torch.dtype = to
     return head
 
 
+def again_at(net: Any, folder: Path, to: str, lm: CausalLM) -> str:
+    """The folder with what was written."""
+    save(net, folder, to, lm)
+    return str(folder)
+
+
 def refused(path: str, lm: CausalLM, match: str, kind: type[ForedraftError] = DrafterError, **options: Any) -> None:
     """Loading it is an error of one sentence, which names the folder or a tensor."""
     with pytest.raises(kind, match=match) as caught:

@@ -9,11 +9,11 @@ from typing import Any
 import head_files as hf
 import pytest
 import torch
-from head_files import EAGLE1, LLAMA, SPECFORGE, VD, H, V, refused
+from head_files import EAGLE1, LLAMA, SPECFORGE, VD, V, refused
 from torch import Tensor
 
 import tiny
-from foredraft.core.errors import DrafterError, ModelError
+from foredraft.core.errors import DrafterError, ModelError, OptionError
 from foredraft.heads.formats import inspect_head, load_head
 from foredraft.model.hf.causal_lm import CausalLM
 from foredraft.model.hf.hub import fetch
@@ -220,32 +220,21 @@ def test_heads_of_another_target(tmp_path: Path, lm: CausalLM):
     path = hf.put(tmp_path, SPECFORGE, tensors())
     wide = hf.target(hidden_size=64, head_dim=16)
     refused(path, wide, "is for a target with hidden states of width 32; this target's have 64")
-    many = hf.target(vocab_size=100)
-    refused(path, many, "is for a target with a vocabulary of 96; this target has 100")
+    many = hf.target(vocab_size=200)
+    refused(path, many, "is for a target with a vocabulary of 96; this target has 200")
+    few = hf.target(vocab_size=int(tensors()["d2t"][-1]) + VD - 1)
+    refused(path, few, "drafts tokens up to id .* this target has .* so the head is for another model")
     narrow = hf.put(tmp_path / "m", {}, hf.filled(hf.medusa_shapes()), "medusa_lm_head.pt")
     refused(narrow, wide, "hidden states of width 32")
     eagle = hf.put(tmp_path / "e", LLAMA, hf.filled(EAGLE1))
-    refused(eagle, lm, "takes no taps", taps=(1,))
-
-
-def padded(members: Tensor) -> Tensor:
-    return torch.cat([members, torch.zeros(4, dtype=torch.bool)])
-
-
-def test_embeddings_with_rows_of_padding(tmp_path: Path, lm: CausalLM):
-    longer = torch.cat([hf.table(lm), torch.zeros(4, H)])
-    path = hf.put(
-        tmp_path,
-        {**SPECFORGE, "vocab_size": V + 4},
-        {**tensors(), "embed_tokens.weight": longer, "t2d": padded(tensors()["t2d"])},
-    )
-    refused(path, lm, "vocabulary of 100; this target has 96")
+    refused(eagle, lm, "leave out taps and norm_output", taps=(1,))
+    refused(eagle, lm, "leave out taps and norm_output", norm_output=True)
 
 
 def test_folders_that_hold_other_weights(tmp_path: Path, lm: CausalLM):
     net = load_head(hf.put(tmp_path / "a", SPECFORGE, tensors()), lm).net
     hf.put(tmp_path / "b", None, {"x": torch.ones(1)}, "pytorch_model.bin")
-    with pytest.raises(DrafterError, match="has other weights in it: pytorch_model.bin"):
+    with pytest.raises(OptionError, match="holds something that foredraft export did not write"):
         hf.save(net, tmp_path / "b", "sglang", lm)
     (tmp_path / "file").write_text("")
     with pytest.raises(DrafterError, match="Cannot write to the folder"):

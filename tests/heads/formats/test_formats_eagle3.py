@@ -53,7 +53,7 @@ def test_safeailab(tmp_path: Path, lm: CausalLM, file: str):
     assert config.block.rope_theta == 10000.0 and config.block.rms_norm_eps == 1e-5 and config.block.head_dim == 8
     assert (config.vocab_size, config.draft_vocab_size, config.target_hidden_size) == (V, VD, H)
     off = "norm_before_residual norm_before_fc fc_norm norm_carried own_embedding fc_bias".split()
-    assert not any(getattr(config, name) for name in off) and config.norm_logits and config.own_head
+    assert not any(getattr(config, name) for name in off) and config.own_head
     tensors = hf.filled(hf.eagle3_shapes())
     hf.same(dict(net.state_dict()), tensors)
     assert head.info.parameters == sum(t.numel() for t in tensors.values()) and head.info.dtype == torch.float32
@@ -129,14 +129,10 @@ FLAGS: dict[str, tuple[dict[str, Any], str, dict[str, tuple[int, ...]], dict[str
         hf.speculators(norm_output=True),
         "layers.0.",
         {},
-        {"norm_carried": True, "norm_logits": True},
+        {"norm_carried": True},
     ),
-    "norm output of SpecForge": (
-        {**SPECFORGE, "norm_output": False},
-        "midlayer.",
-        {},
-        {"norm_carried": False, "norm_logits": False},
-    ),
+    "no norm output of SpecForge": ({**SPECFORGE, "norm_output": False}, "midlayer.", {}, {"norm_carried": False}),
+    "norm output of SpecForge": ({**SPECFORGE, "norm_output": True}, "midlayer.", {}, {"norm_carried": True}),
     "norm before fc": (
         hf.speculators(norm_before_fc=True),
         "layers.0.",
@@ -273,7 +269,7 @@ def test_further_layers(tmp_path: Path, lm: CausalLM):
     apart = {f"additional_layers.0.{k.replace('input_layernorm', 'hidden_norm')}": v for k, v in second.items()}
     other = net_of(write(tmp_path / "b", {**SPECFORGE, "num_hidden_layers": 2}, tensors=apart), lm)
     hf.same(other.layers[0].state_dict(), second)
-    assert any("SGLang omits the residual" in note for note in inspect_head(str(tmp_path / "b")).notes)
+    assert any("SGLang omitted the residual" in note for note in inspect_head(str(tmp_path / "b")).notes)
     with pytest.raises(DrafterError, match="'sglang' cannot hold this head: num_layers"):
         hf.save(net, tmp_path / "c", "sglang", lm)
 
@@ -324,7 +320,7 @@ def test_what_sglang_reads(tmp_path: Path, lm: CausalLM):
         "tie_word_embeddings": False,
         "torch_dtype": "bfloat16",
         "fc_norm": False,
-        "norm_output": True,
+        "norm_output": False,
         "num_hidden_layers": 1,
     }
     assert {name: config[name] for name in wanted} == wanted
@@ -388,10 +384,9 @@ def test_the_targets_output_layer(tmp_path: Path, lm: CausalLM):
     with pytest.raises(DrafterError, match="'speculators' cannot hold this head: own_head=False"):
         hf.save(net, tmp_path / "c", "speculators", lm)
     assert default_format(net) == "sglang"
-    with pytest.raises(DrafterError, match="lm_head.weight is missing"):
-        load_head(
-            write(tmp_path / "d", {**SPECFORGE, "draft_vocab_size": V}, drop=("lm_head.weight", "d2t", "t2d")), lm
-        )
+    whole = write(tmp_path / "d", {**SPECFORGE, "draft_vocab_size": V}, drop=("lm_head.weight", "d2t", "t2d"))
+    assert net_of(whole, lm).lm_head is None, "the whole vocabulary by its size, as in NVIDIA's files"
+    refused(write(tmp_path / "e", SPECFORGE, drop=("lm_head.weight",)), lm, "lm_head.weight is missing")
 
 
 def test_a_tied_output_layer_is_the_embedding(tmp_path: Path, lm: CausalLM):
@@ -449,7 +444,7 @@ def test_half_precision_keeps_rotary_frequencies(tmp_path: Path):
     ("to", "changes", "part"),
     [
         ("eagle", {"fc_norm": True}, "fc_norm"),
-        ("eagle", {"norm_output": False}, "norm_logits=False"),
+        ("eagle", {"norm_output": True}, "norm_carried"),
         (
             "eagle",
             {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 3, 4]}},
@@ -457,7 +452,6 @@ def test_half_precision_keeps_rotary_frequencies(tmp_path: Path):
         ),
         ("eagle", {"bias": True}, "fc_bias"),
         ("eagle", {"head_dim": 16}, "head_dim"),
-        ("speculators", {"norm_output": False}, "norm_logits=False"),
         ("speculators", {"bias": True}, "fc_bias"),
     ],
 )

@@ -265,7 +265,7 @@ def nets(lm: CausalLM) -> dict[str, Any]:
     ids = torch.arange(3, 90, 2)
     return {
         "eagle": heads.eagle(lm, num_layers=2, fc_bias=False, sliding_window=16),
-        "eagle3": heads.eagle3(lm, vocabulary=ids, norm_carried=True, norm_logits=False, fc_norm=True, num_layers=2),
+        "eagle3": heads.eagle3(lm, vocabulary=ids, norm_carried=True, fc_norm=True, num_layers=2),
         "medusa": heads.medusa(lm, layers=2),
         "medusa shared": heads.medusa(lm, own_heads=False),
         "hydra": heads.hydra(lm),
@@ -292,8 +292,8 @@ def test_blockwise_has_our_format_only(tmp_path: Path, lm: CausalLM):
     assert isinstance(net, Blockwise) and default_format(net) == "foredraft"
     with pytest.raises(DrafterError, match="A head of the kind Blockwise cannot be written in the format 'medusa'"):
         hf.save(net, tmp_path / "a", "medusa", lm)
-    with pytest.raises(DrafterError, match="Unknown format 'vllm'. Known: eagle, sglang, speculators"):
-        hf.save(net, tmp_path / "a", "vllm", lm)
+    with pytest.raises(DrafterError, match="Unknown format 'onnx'. Known: eagle, sglang, speculators"):
+        hf.save(net, tmp_path / "a", "onnx", lm)
     with pytest.raises(DrafterError, match="Linear is not a draft head"):
         default_format(torch.nn.Linear(1, 1))
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foredraft.drafters.common.tree_ops import SHARPEST
+from foredraft.drafters.trees.candidates import SHARPEST
 
 Path = tuple[int, ...]
 States = Mapping[int, Sequence[Tensor]]
@@ -203,7 +203,7 @@ class SlowEagle3:
         return x
 
     def logits(self, state: Tensor) -> Tensor:
-        x = self.w.norm("norm", state, self.eps) if self.config.norm_logits else state
+        x = self.w.norm("norm", state, self.eps)
         return self.w.linear("lm_head", x) if self.w.has("lm_head.weight") else self.w.target_head(x)
 
     def carry(self, state: Tensor) -> Tensor:

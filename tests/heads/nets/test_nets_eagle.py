@@ -10,10 +10,10 @@ from watched_nets import CLOSE, VOCAB, Proposal, doubled, every_row, gap, reader
 import random_heads as heads
 from foredraft.core.draft import Law
 from foredraft.core.target_parts import FINAL
-from foredraft.drafters.common.templates import Template
 from foredraft.drafters.eagle1 import Eagle1, Options as Options1
 from foredraft.drafters.eagle2 import Eagle2, Options as Options2
 from foredraft.drafters.eagle3 import Eagle3Drafter, Options as Options3
+from foredraft.drafters.trees.shapes import Template
 from foredraft.heads.nets.eagle import EagleNet
 
 DEPTH, TOP_K, NODES = 3, 3, 8
@@ -32,7 +32,6 @@ EAGLE3S: dict[str, dict[str, Any]] = {
     "norm_before_fc": {"norm_before_fc": True},
     "fc_norm": {"fc_norm": True},
     "norm_carried": {"norm_carried": True},
-    "no norm_logits": {"norm_logits": False},
     "fc_bias": {"fc_bias": True},
     "own_embedding": {"own_embedding": True},
     "the target's head": {"own_head": False},

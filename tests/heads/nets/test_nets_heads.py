@@ -12,9 +12,9 @@ from watched_nets import CLOSE, FAR, Proposal, doubled, every_row, target, truth
 
 import random_heads as heads
 from foredraft.drafters.blockwise import BlockwiseDrafter, Options as BlockwiseOptions
-from foredraft.drafters.common.templates import Template
 from foredraft.drafters.hydra import HydraDrafter, Options as HydraOptions
 from foredraft.drafters.medusa import MedusaDrafter, Options as MedusaOptions
+from foredraft.drafters.trees.shapes import Template
 
 MEDUSAS: dict[str, dict[str, Any]] = {
     "plain": {},

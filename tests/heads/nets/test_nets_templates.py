@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from foredraft.core.errors import OptionError
-from foredraft.drafters.common.static_tree import Options
-from foredraft.drafters.common.templates import NAMED, Path, Template, best_template
-from foredraft.drafters.common.tree_builder import Level
+from foredraft.drafters.common.level_heads import Options
+from foredraft.drafters.trees.shapes import NAMED, Level, Path, Template, best_template
 
 COUNTS = {"eagle": (4, 8, 8, 3, 2), "medusa": (10, 28, 23, 2)}
 

@@ -15,9 +15,9 @@ import tiny
 from foredraft.core.drafter import LevelPrice, Plan
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.tree import PAD
-from foredraft.drafters.common.dynamic_tree import frontier
-from foredraft.drafters.common.tree_ops import SHARPEST, Candidates, keep_best, ranked
 from foredraft.drafters.eagle3 import Eagle3Drafter, Options
+from foredraft.drafters.trees.candidates import SHARPEST, Candidates, keep_best, ranked
+from foredraft.drafters.trees.dynamic import frontier
 
 TEXTS = [(3, 1, 4), (1, 5, 9, 2, 6, 5, 3, 5), (8, 9)]
 SHAPE = {"nodes": 9, "depth": 4, "top_k": 3}
@@ -238,7 +238,7 @@ def test_a_tree_may_be_drafted_again():
 @pytest.mark.parametrize("chunk", [5, 512])
 def test_long_texts(window: int | None, chunk: int, monkeypatch: pytest.MonkeyPatch):
     """About the 64 slots in which caches grow; read in one go or in pieces."""
-    monkeypatch.setattr("foredraft.drafters.common.feature_cache.CHUNK", chunk)
+    monkeypatch.setattr("foredraft.drafters.states.feature_cache.CHUNK", chunk)
     net = eagle3(block={"sliding_window": window})
     texts = [tuple(prompt) for prompt in tiny.prompts((61, 64, 65, 2), VOCAB)]
     proposal = draft(net, Plan((4, 4, 4, 4)), texts)

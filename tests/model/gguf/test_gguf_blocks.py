@@ -6,13 +6,15 @@ import pytest
 import torch
 
 from foredraft.core.errors import ModelError
-from foredraft.model.gguf.blocks import KINDS, BlockType, dequantize, is_kept, unpack
-from foredraft.model.native.weights import GROUP
+from foredraft.model.gguf.blocks import KEPT, KINDS, BlockType, dequantize, number_of
+from foredraft.model.native import library as c
+from foredraft.model.native.build import compiler
+from foredraft.model.native.weights import Blocks, PackedMatrix
 
+needs_compiler = pytest.mark.skipif(compiler() is None, reason="the kernels need a C compiler")
 NUMBERS = {kind.name: number for number, kind in KINDS.items()}
-KEPT = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"]
-OWN = [*KEPT, "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"]
-PACKAGE = ["IQ4_NL", "IQ2_XXS", "MXFP4", "TQ1_0"]
+OWN = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"]
+PACKAGE = ["IQ4_NL", "IQ4_XS", "IQ2_XXS", "MXFP4", "TQ1_0"]
 
 
 def raw(kind: BlockType, rows: int = 7, blocks: int = 3) -> torch.Tensor:
@@ -22,6 +24,7 @@ def raw(kind: BlockType, rows: int = 7, blocks: int = 3) -> torch.Tensor:
         "Q2_K": [81, 83],
         "Q3_K": [109],
         "Q6_K": [209],
+        "IQ4_XS": [1],
         "Q4_1": [1, 3],
         "Q5_1": [1, 3],
         "Q4_K": [1, 3],
@@ -41,7 +44,17 @@ def test_the_table_of_types_is_the_package_s():
     assert {number: (kind.values, kind.bytes) for number, kind in KINDS.items() if number in sizes} == {
         number: size for number, size in sizes.items() if number in KINDS
     }
-    assert [kind.name for kind in KINDS.values() if is_kept(kind)] == KEPT
+    assert all(KINDS[number_of(kind)] is kind for kind in KINDS.values())
+
+
+@needs_compiler
+def test_the_types_that_the_kernels_store_as_they_are():
+    forms = {}
+    for number, kind in KINDS.items():
+        form = c.Form()
+        if c.library().block_form(number, form) == 0:
+            forms[kind.name] = form.bits
+    assert forms == KEPT
 
 
 @pytest.mark.parametrize("name", [*OWN, *PACKAGE])
@@ -53,36 +66,34 @@ def test_floats(name: str):
     assert torch.equal(half, reference(kind, data).bfloat16()), "rounded once"
 
 
+@needs_compiler
 @pytest.mark.parametrize("name", KEPT)
-def test_codes_are_the_weights_without_another_rounding(name: str):
+def test_the_kernels_have_the_weights_without_another_rounding(name: str):
     kind = KINDS[NUMBERS[name]]
-    data = raw(kind)
-    blocks = unpack(kind, data)
-    assert blocks is not None
-    assert blocks.codes.dtype == torch.uint8 and blocks.codes.shape == (7, 3 * GROUP)
-    assert blocks.scales.dtype == blocks.minima.dtype == torch.float16 and blocks.scales.shape == (7, 3)
-    assert int(blocks.codes.max()) == (255 if name == "Q8_0" else 31 if "5" in name else 15)
-    assert torch.equal(blocks.dequantised(), reference(kind, data))
-    exact = blocks.codes.double() * blocks.scales.double().repeat_interleave(GROUP, 1)
-    exact += blocks.minima.double().repeat_interleave(GROUP, 1)
-    assert torch.equal(blocks.dequantised(), exact.float())
+    data, other = raw(kind, 21, 16), raw(kind, 5, 16)
+    blocks = Blocks("w", NUMBERS[name], (data, other), 16 * kind.values, torch.arange(26).flip(0))
+    expected = torch.cat([reference(kind, data), reference(kind, other)]).flip(0)
+    matrix = PackedMatrix.of_blocks(c.library(), [blocks])
+    assert matrix.bits == KEPT[name] and torch.equal(matrix.dequantised(), expected)
+    twice = PackedMatrix.of_blocks(c.library(), [blocks, Blocks("w", NUMBERS[name], (other,), blocks.inputs)])
+    assert torch.equal(twice.dequantised(), torch.cat([expected, reference(kind, other)]))
 
 
+@needs_compiler
 @pytest.mark.parametrize("name", KEPT)
+def test_a_scale_that_is_no_number_is_refused(name: str):
+    kind = KINDS[NUMBERS[name]]
+    data = raw(kind, 3, 8)
+    where = {"Q3_K": 108, "Q6_K": 208}.get(name, 0)
+    data[1, kind.bytes * 5 + where : kind.bytes * 5 + where + 2] = torch.tensor([0, 0x7E], dtype=torch.uint8)
+    with pytest.raises(ModelError, match="The weight w has NaN or infinite values"):
+        PackedMatrix.of_blocks(c.library(), [Blocks("w", NUMBERS[name], (data,), 8 * kind.values)])
+
+
+@pytest.mark.parametrize("name", OWN)
 def test_more_weights_than_are_read_at_a_time(name: str):
     kind = KINDS[NUMBERS[name]]
     data = raw(kind, rows=40, blocks=40)
-    blocks = unpack(kind, data)
-    assert blocks is not None
-    assert torch.equal(blocks.dequantised(), reference(kind, data))
-    assert torch.equal(dequantize(kind, data, torch.float32), reference(kind, data))
-
-
-def test_a_scale_too_large_for_its_minimum_is_left_to_floats():
-    kind = KINDS[NUMBERS["Q8_0"]]
-    array = np.full((1, 32), 1e5, dtype=np.float32)
-    data = torch.from_numpy(gguf.quants.quantize(array, gguf.GGMLQuantizationType.Q8_0))
-    assert unpack(kind, data) is None
     assert torch.equal(dequantize(kind, data, torch.float32), reference(kind, data))
 
 

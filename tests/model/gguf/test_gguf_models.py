@@ -1,5 +1,6 @@
 """Models from GGUF files: configs, weights and logits of the models that the files were written from."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +10,20 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+import foredraft
 import gguf_files
 import tiny
 from foredraft.core.errors import OptionError
-from foredraft.model.gguf.blocks import is_kept
+from foredraft.model.gguf.blocks import KEPT
 from foredraft.model.gguf.config import config_of
 from foredraft.model.gguf.file import GgufError, GgufFile
-from foredraft.model.gguf.load import empty_model, own_dtype, weights_of
+from foredraft.model.gguf.load import own_dtype
+from foredraft.model.gguf.weights import GgufWeights
 from foredraft.model.loading.load import load_model
 from foredraft.model.loading.sizes import model_sizes
-from foredraft.model.native.weights import Codes
+from foredraft.model.native.library import library
+from foredraft.model.native.outline import Outline
+from foredraft.model.native.weights import Blocks, floats_of
 
 ROPE: dict[str, dict[str, Any]] = {
     "llama3": {
@@ -153,13 +158,13 @@ def test_blocks_and_floats_are_the_same_weights(name: str, tmp_path: Path):
     model = tiny.build(name, seed=0, intermediate_size=64)
     gguf_files.writer().write(tmp_path / "model.gguf", model, kind="Q4_1")
     file = GgufFile(tmp_path / "model.gguf")
-    weights = weights_of(file, empty_model(config_of(file)))
-    kept = [key for key in weights.names if all(is_kept(kind) for kind in weights.kinds(key))]
+    weights = GgufWeights(file, Outline.of_config(config_of(file)))
+    kept = [key for key in weights.names if all(kind.name in KEPT for kind in weights.kinds(key))]
     assert len(kept) > 8 and "model.layers.1.mlp.down_proj.weight" in kept
     for key in weights.names:
-        blocks = weights.codes(key)
-        assert isinstance(blocks, Codes) == (key in kept)
-        assert blocks is None or torch.equal(blocks.dequantised(), weights.tensor(key))
+        blocks = weights.blocks(key)
+        assert isinstance(blocks, Blocks) == (key in kept)
+        assert blocks is None or torch.equal(floats_of(library(), blocks), weights.tensor(key))
 
 
 def rewritten(path: Path, tensors: dict[str, np.ndarray], name: str, raw: Any = None) -> Path:
@@ -209,6 +214,101 @@ def test_any_scaling_of_frequencies(tmp_path: Path):
     found = load_model(str(rewritten(path, {**arrays(path), "rope_freqs.weight": factors}, "other"))).model
     model.model.rotary_emb.inv_freq /= torch.from_numpy(factors)
     assert torch.allclose(logits(found), logits(model), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "metadata, expected",
+    [
+        ({"scaling.factor": 4.0}, rope("linear")),
+        ({"scale_linear": 4.0}, rope("linear")),
+        ({"scaling.type": "linear", "scale_linear": 4.0}, rope("linear")),
+        ({"scaling.type": "linear"}, {**rope("linear"), "factor": 1.0}),
+        ({"scaling.type": "linear", "scaling.factor": 0.0}, {**rope("linear"), "factor": 1.0}),
+        ({"scaling.type": "none", "scaling.factor": 4.0}, {"rope_type": "default", "rope_theta": 500000.0}),
+        ({"scaling.factor": 1.0}, {"rope_type": "default", "rope_theta": 500000.0}),
+        ({}, {"rope_type": "default", "rope_theta": 500000.0}),
+        (
+            {"scaling.type": "yarn", "scaling.factor": 4.0},
+            {**rope("yarn"), "beta_fast": 32.0, "original_max_position_embeddings": 512},
+        ),
+        (
+            {"scaling.type": "yarn", "scaling.factor": 4.0, "scaling.attn_factor": 0.5},
+            {
+                **rope("yarn"),
+                "beta_fast": 32.0,
+                "original_max_position_embeddings": 512,
+                "attention_factor": 0.5 * (1 + 0.1 * math.log(4)),
+            },
+        ),
+    ],
+)
+def test_scaling_without_all_its_values_is_llama_cpp_s(
+    metadata: dict[str, Any], expected: dict[str, Any], tmp_path: Path
+):
+    """A factor without a type is linear; the original context is by default the context."""
+    expected_model = tiny.build("llama", seed=0, rope_parameters=expected, max_position_embeddings=512)
+    plain = tiny.build("llama", seed=0, rope_parameters={"rope_type": "default", "rope_theta": 5e5})
+    given = {f"llama.rope.{key}": value for key, value in metadata.items()}
+    gguf_files.writer().write(tmp_path / "model.gguf", plain, metadata={"llama.context_length": 512, **given})
+    assert torch.equal(logits(load_model(str(tmp_path / "model.gguf")).model), logits(expected_model))
+
+
+@pytest.mark.parametrize(
+    "kind, parts",
+    [
+        ("llama", ["attn_q", "attn_k", "attn_v"]),
+        ("llama", ["attn_v"]),
+        ("llama", ["attn_output"]),
+        ("llama", ["ffn_down"]),
+        ("llama", ["attn_k", "ffn_gate", "ffn_up"]),
+        ("granite", ["attn_q", "attn_k", "attn_v"]),
+        ("qwen3", ["attn_q", "attn_k", "attn_v"]),
+        ("gemma", ["attn_q"]),
+        ("qwen2", ["attn_q", "attn_k"]),
+    ],
+)
+def test_biases_of_some_layers(kind: str, parts: list[str], tmp_path: Path):
+    """What a file leaves out is 0, here in the second layer and in the other parts."""
+    flags = {} if kind == "qwen2" else {"attention_bias": True, "mlp_bias": True}
+    model = tiny.build(kind, seed=0, **flags)
+    random = torch.Generator().manual_seed(1)
+    for name, weight in model.named_parameters():
+        if name.endswith(".bias"):
+            weight.data = torch.randn(weight.shape, generator=random)
+    path = tmp_path / "model.gguf"
+    gguf_files.writer().write(path, model)
+    kept = {
+        name: array
+        for name, array in arrays(path).items()
+        if not name.endswith(".bias") or (name.startswith("blk.0.") and name.split(".")[2] in parts)
+    }
+    names = {"attn_q": "q_proj", "attn_k": "k_proj", "attn_v": "v_proj", "attn_output": "o_proj"}
+    names |= {"ffn_gate": "gate_proj", "ffn_up": "up_proj", "ffn_down": "down_proj"}
+    for name, weight in model.named_parameters():
+        if name.endswith(".bias") and not (".0." in name and name.split(".")[-2] in {names[part] for part in parts}):
+            weight.data.zero_()
+    other = rewritten(path, kept, "other")
+    assert torch.allclose(logits(load_model(str(other)).model), logits(model), atol=1e-5)
+    with foredraft.load(str(other), "none", weights="int8") as g, foredraft.load(model, "none", weights="int8") as h:
+        assert g.generate([5, 6, 7], max_new_tokens=8).tokens == h.generate([5, 6, 7], max_new_tokens=8).tokens
+
+
+def test_a_bias_that_a_model_has_not(tmp_path: Path):
+    path = tmp_path / "model.gguf"
+    gguf_files.writer().write(path, tiny.build("qwen2"))
+    more = {**arrays(path), "blk.0.attn_output.bias": np.ones(32, np.float32)}
+    refused(rewritten(path, more, "more"), "has model.layers.0.self_attn.o_proj.bias and 0 more weights that its model")
+
+
+def test_more_tokens_than_rows(tmp_path: Path):
+    """As converters write files whose tokenizer has added tokens, and whose embedding was not resized."""
+    tokenizer, path = gguf_files.byte_level(), tmp_path / "model.gguf"
+    for rows, fits in ((len(tokenizer) - 2, False), (len(tokenizer), True), (len(tokenizer) + 31, True)):
+        gguf_files.writer().write(path, tiny.build("llama", vocab_size=rows), tokenizer, split="smollm")
+        if fits:
+            assert load_model(str(path)).model.config.vocab_size == rows
+        else:
+            refused(path, f"has {len(tokenizer)} tokens and an embedding of {rows}: the model does not know")
 
 
 def test_sizes_and_types(tmp_path: Path):

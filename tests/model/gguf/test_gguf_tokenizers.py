@@ -19,6 +19,7 @@ from foredraft.model.gguf.file import GgufError, GgufFile
 from foredraft.model.gguf.pre_tokenizers import SPLITS
 from foredraft.model.gguf.tokenizer import UnknownTokenizer, tokenizer_of
 from foredraft.model.loading.bundled import resolve
+from foredraft.model.loading.describe import inspect_gguf
 from foredraft.model.loading.load import load_model
 from foredraft.model.loading.tokenizers import as_tokenizer
 from foredraft.model.text.tokenizer import Tokenizer
@@ -177,6 +178,58 @@ def test_tokens_that_end_an_answer(write: Write):
     assert load_model(file.path).eos_token_ids == (1,)
 
 
+def ending(name: str, kind: int, write: Write, *more: str) -> GgufFile:
+    """A file with a token of this name and type, and perhaps further ones, whose own end is another."""
+    original = gguf_files.byte_level()
+    names = [f"<extra {number}>" for number in range(6 - len(more))]
+    original.add_tokens([AddedToken(each, normalized=False) for each in [name, *more, *names]])
+    file = write(original, ggml__eos_token_id=2)
+    kinds = file.metadata["tokenizer.ggml.token_type"].copy()
+    kinds[401] = kind
+    file.metadata["tokenizer.ggml.token_type"] = kinds
+    return file
+
+
+@pytest.mark.parametrize("kind", [1, 3, 4], ids=["normal", "control", "user-defined"])
+@pytest.mark.parametrize(
+    "name",
+    ["<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>", "<EOT>", "_<EOT>",
+     "[EOT]", "<end_of_utterance>", "<|return|>", "<|call|>", "<|eot|>", "<|end_of_turn|>",
+     "<\uff5cend\u2581of\u2581sentence\uff5c>"],
+)  # fmt: skip
+def test_ends_of_a_turn_have_any_type(name: str, kind: int, write: Write):
+    file = ending(name, kind, write)
+    assert end_ids(file) == [2, 1, 401]
+    found = tokenizer_of(file)
+    assert found(f"Hi{name}")["input_ids"][-1] == 401 and found.decode([401], skip_special_tokens=True) == ""
+
+
+def test_words_that_are_ends_only_as_control_tokens(write: Write):
+    assert [401 in end_ids(ending("</s>", kind, write)) for kind in (1, 3, 4)] == [False, True, False]
+    harmony = ending("<|return|>", 3, write, "<|call|>")
+    assert end_ids(harmony) == [2, 401, 402], "<|end|>, token 1, ends a message there"
+
+
+def test_sentence_piece_has_its_own_end(write: Write):
+    file = write(sentence_piece(prefix=True), "llama", ggml__eos_token_id=None, ggml__bos_token_id=None)
+    assert end_ids(file) == [2] and tokenizer_of(file).eos_token == "</s>"
+    assert load_model(file.path).eos_token_ids == (2,)
+
+
+@pytest.mark.parametrize("name", ["default", "tool_use"])
+def test_a_template_under_a_name_alone(name: str, write: Write):
+    metadata = {"chat_template": None, "chat_templates": [name], f"chat_template.{name}": gguf_files.CHAT}
+    file = write(gguf_files.byte_level(), **metadata)
+    assert tokenizer_of(file).chat_template == gguf_files.CHAT
+    assert inspect_gguf(file).chat_template
+
+
+def test_the_first_of_several_templates_is_the_default(write: Write):
+    named = {"chat_template.tool_use": "{{ 1 }}", "chat_template.rag": "{{ 2 }}"}
+    file = write(gguf_files.byte_level(), chat_template=None, chat_templates=["tool_use", "rag"], **named)
+    assert tokenizer_of(file).chat_template == {"default": "{{ 1 }}", "tool_use": "{{ 1 }}", "rag": "{{ 2 }}"}
+
+
 def test_chat_templates(write: Write):
     original = gguf_files.byte_level()
     found = tokenizer_of(write(original, chat_templates=["rag"], **{"chat_template.rag": "{{ 1 }}"}))
@@ -203,7 +256,6 @@ def test_a_tokenizer_alone(write: Write):
     "metadata, match",
     [
         ({"ggml__pre": "gpt-99"}, "names the unknown split 'gpt-99' of its tokenizer, without which"),
-        ({"ggml__pre": None}, "does not name the split of its tokenizer"),
         ({"ggml__model": "bert"}, "has a tokenizer of the kind 'bert'; byte-level BPE"),
         ({"ggml__model": None}, "has no tokenizer; byte-level BPE"),
     ],
@@ -215,6 +267,32 @@ def test_an_unknown_tokenizer_leaves_token_ids(metadata: dict[str, Any], match: 
     with caplog.at_level(logging.WARNING, "foredraft"):
         assert load_model(file.path).tokenizer is None
     assert "Prompts must be token ids, or pass the original tokenizer." in caplog.text
+
+
+@pytest.mark.parametrize(
+    "name, pre",
+    [
+        *((split, None) for split in SPLITS if split != "deepseek-r1-qwen"),  # qwen2 but for what is normalised
+        ("smollm", ""),
+        ("smollm", "default"),
+    ],
+)
+def test_a_split_that_is_not_named_is_found_by_its_tokens(name: str, pre: str | None, write: Write, caplog: Any):
+    original = gguf_files.byte_level(SPLITS[name].pre_tokenizer(), size=800)
+    named = tokenizer_of(write(original, name))
+    with caplog.at_level(logging.WARNING, "foredraft"):
+        found = tokenizer_of(file := write(original, name, ggml__pre=pre))
+    assert "does not name the split of its tokenizer" in caplog.text
+    for text in ["".join(gguf_files.CORPUS), *gguf_files.CORPUS]:
+        ids = [each.encode(text, add_special_tokens=False) for each in (found, named)]
+        assert ids[0] == ids[1]
+    assert "(not named by the file)" in inspect_gguf(file).tokenizer
+
+
+def test_letters_alone_show_no_split(write: Write):
+    file = write(gguf_files.byte_level(size=260), ggml__pre=None)
+    with pytest.raises(UnknownTokenizer, match="does not name the split of its tokenizer, and none fits"):
+        tokenizer_of(file)
 
 
 @pytest.mark.parametrize(

@@ -66,8 +66,6 @@ def test_a_model_without_a_head_is_refused():
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
-        ("bloom", {"n_head": 4}),  # ALiBi, made from a mask of two dimensions
-        ("mpt", {"d_model": 32, "n_heads": 4, "n_layers": 2}),  # ALiBi by slots, not by positions
         (
             "gpt_neo",
             {"num_layers": 2, "num_heads": 4, "attention_types": [[["local"], 2]], "window_size": 3},
@@ -84,13 +82,28 @@ def test_the_probe_refuses_what_does_not_follow_masks_and_positions(name: str, c
     assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
 
 
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("bloom", {"n_head": 4}),  # made from a mask of two dimensions
+        ("mpt", {"d_model": 32, "n_heads": 4, "n_layers": 2}),  # by slots, not by positions
+        ("falcon", {"alibi": True, "new_decoder_architecture": True, "num_kv_heads": 2}),
+    ],
+)
+def test_a_bias_by_distance_is_refused_by_its_name(name: str, changes: dict):
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **{**SMALL, **changes})).eval()
+    tiny.shake(model, 1.5)
+    said = refused(model, r"\(ALiBi\), not from positions: .* so its drafts cannot be verified")
+    assert model.__class__.__name__ in said
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_probe_tells_a_wrong_bias_from_rounding(dtype: torch.dtype):
     """What half a precision loses is not what another attention would give."""
     changes = {"d_model": 64, "n_heads": 4, "n_layers": 6}
     alibi = AutoModelForCausalLM.from_config(AutoConfig.for_model("mpt", vocab_size=2000, **changes)).to(dtype)
     tiny.shake(alibi, 1.2)
-    refused(alibi, "gives other logits for a draft tree")
+    refused(alibi, "ALiBi")
     for name in ("llama", "gemma2", "gpt2"):
         CausalLM(tiny.build(name, vocab_size=2000, num_hidden_layers=6, layer_types=None).to(dtype))
 
@@ -133,7 +146,7 @@ def test_a_probe_that_gives_nan_is_refused():
     ],
 )
 def test_layouts(name: str, kinds: dict, by_type: bool):
-    layout = layout_of(tiny.build(name))
+    layout = layout_of(tiny.build(name).config)
     assert layout == Layout(kinds, by_type, layout.chunked)
     assert layout.chunked == {kind for kind in kinds if kind == "chunked_attention"}
 

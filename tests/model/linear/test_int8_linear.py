@@ -70,7 +70,7 @@ def test_an_int8_copy_of_the_output_layer_leaves_the_target_alone():
     parts = parts_of(model)
     states = torch.randn(2, 3, 64)
     expected = parts.head(states)
-    drafting = with_int8_output(parts, model)
+    drafting = with_int8_output(parts, model, lambda: 0)
     error = (drafting.head(states) - expected).norm() / expected.norm()
     assert 0 < error < 0.02
     assert torch.equal(parts.head(states), expected) and drafting.embed is parts.embed

@@ -1,6 +1,7 @@
 """Damage to folders of models and heads: one sentence, at once, that names what is wrong."""
 
 import json
+import math
 import os
 import random
 import re
@@ -12,12 +13,21 @@ from shutil import copytree
 from typing import Any
 
 import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
+import foredraft
+import gguf_files
 import tiny
+from foredraft import quantize
 from foredraft.core.errors import ForedraftError
 from foredraft.heads.formats import inspect_head
+from foredraft.model.gguf.file import GgufFile
 from foredraft.model.loading.bundled import resolve
 from foredraft.model.loading.load import load_model
+from foredraft.model.loading.tokenizers import as_tokenizer
 
 Damage = Callable[[Path], object]
 
@@ -25,6 +35,12 @@ Damage = Callable[[Path], object]
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.save(tmp_path_factory.mktemp("model"), "~", max_position_embeddings=64)
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose matrices can be saved in codes."""
+    return tiny.save(tmp_path_factory.mktemp("wide"), "~", intermediate_size=64)
 
 
 def head() -> Path:
@@ -72,7 +88,35 @@ def layer(**fields: Any) -> Damage:
     return change
 
 
+def special(file: str, kind: str) -> Damage:
+    """Something whose bytes a reader would wait for, or that has no end, in place of a file."""
+
+    def change(folder: Path) -> None:
+        (folder / file).unlink(missing_ok=True)
+        if kind == "pipe":
+            os.mkfifo(folder / file)
+        else:
+            (folder / file).symlink_to("/dev/zero")
+
+    return change
+
+
+def numbers(name: str, value: float | torch.dtype) -> Damage:
+    """Put a number into the middle of a weight, or change its type."""
+
+    def change(folder: Path) -> None:
+        state = load_file(folder / WEIGHTS)
+        if isinstance(value, torch.dtype):
+            state[name] = state[name].to(value)
+        else:
+            state[name].flatten()[state[name].numel() // 2] = value
+        save_file(state, folder / WEIGHTS, {"format": "pt"})
+
+    return change
+
+
 WEIGHTS = "model.safetensors"
+NORM, MATRIX = "model.layers.1.input_layernorm.weight", "model.layers.1.mlp.up_proj.weight"
 MODELS: dict[str, tuple[Damage, str]] = {
     "no config": (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
     "no weights": (lambda folder: (folder / WEIGHTS).unlink(), "has no weights"),
@@ -110,6 +154,13 @@ MODELS: dict[str, tuple[Damage, str]] = {
     "a name in the header": (flip(WEIGHTS, 100), "safetensors' is damaged"),
     "tokenizer": (put("tokenizer.json", "{"), "Cannot load the tokenizer .* pass tokenizer="),
     "tokenizer's config": (put("tokenizer_config.json", "[]"), "Cannot load the tokenizer"),
+    "weights are a pipe": (special(WEIGHTS, "pipe"), "model.safetensors' is a named pipe, not a file"),
+    "config is a pipe": (special("config.json", "pipe"), "config.json' is a named pipe, not a file"),
+    "generation is a pipe": (special("generation_config.json", "pipe"), "generation_config.json' is a named pipe"),
+    "tokenizer is a pipe": (special("tokenizer.json", "pipe"), "tokenizer.json' is a named pipe, not a file"),
+    "saved weights are a pipe": (special("foredraft.safetensors", "pipe"), "foredraft.safetensors' is a named pipe"),
+    "an index is a pipe": (special("model.safetensors.index.json", "pipe"), "index.json' is a named pipe"),
+    "weights are a device": (special(WEIGHTS, "device"), "model.safetensors' is a device, not a file"),
     "code": (config(model_type="own", auto_map={"AutoModelForCausalLM": "own.Model"}), "own"),
 }
 
@@ -130,7 +181,79 @@ def test_a_damaged_model_is_one_sentence(damage: str, model: Path, tmp_path: Pat
     assert re.search(part, said), said
 
 
+@pytest.mark.parametrize(
+    "name, value, part",
+    [
+        (NORM, math.nan, f"weight {NORM} .*has NaN or infinite values"),
+        (NORM, math.inf, f"weight {NORM} .*has NaN or infinite values"),
+        (MATRIX, math.nan, f"weight {MATRIX} .*has NaN or infinite values"),
+        (MATRIX, -math.inf, f"weight {MATRIX} .*has NaN or infinite values"),
+        (NORM, torch.int64, f"weight {NORM} .*is damaged: it has the type I64"),
+        (MATRIX, torch.uint8, f"weight {MATRIX} .*is damaged: it has the type U8"),
+        (MATRIX, torch.bool, f"weight {MATRIX} .*is damaged: it has the type BOOL"),
+    ],
+)
+@pytest.mark.parametrize("weights", [None, "int8", "int4"])
+def test_damaged_numbers_are_one_sentence(
+    name: str, value: Any, part: str, weights: str | None, wide: Path, tmp_path: Path
+):
+    folder = copytree(wide, tmp_path / "copy")
+    numbers(name, value)(folder)
+    if weights is not None:
+        assert re.search(part, said := sentence(lambda: quantize(folder, tmp_path / "saved", weights=weights))), said
+        assert not (tmp_path / "saved" / "foredraft.safetensors").exists()
+    said = sentence(lambda: foredraft.load(folder, "none", weights=weights))
+    assert re.search(part, said), said
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+@pytest.mark.parametrize("part", ["scales", "minima"])
+def test_damaged_scales_are_one_sentence(part: str, weights: str, wide: Path, tmp_path: Path):
+    quantize(wide, tmp_path / "saved", weights=weights)
+    file = tmp_path / "saved" / "foredraft.safetensors"
+    with safe_open(file, "pt") as opened:
+        about = opened.metadata()
+    state = load_file(file)
+    state[f"{MATRIX}.{part}"][3, 0] = math.nan
+    save_file(state, file, about)
+    said = sentence(lambda: foredraft.load(tmp_path / "saved", "none"))
+    assert f"The weight {MATRIX} has NaN or infinite values" in said
+
+
+@pytest.mark.parametrize("kind, place", [("Q8_0", 0), ("Q4_1", 2), ("Q4_0", 0)])
+@pytest.mark.parametrize("options", [{}, {"dtype": "float32"}])
+def test_damaged_blocks_of_a_gguf_file_are_one_sentence(kind: str, place: int, options: dict[str, Any], tmp_path: Path):
+    path = tmp_path / "model.gguf"
+    gguf_files.writer().write(path, tiny.build("llama", intermediate_size=64), kind=kind)
+    info = GgufFile(path).tensors["blk.1.ffn_up.weight"]
+    content = bytearray(path.read_bytes())
+    content[info.start + place : info.start + place + 2] = b"\x00\x7e"  # NaN as a scale or minimum
+    path.write_bytes(content)
+    assert f"The weight {MATRIX} has NaN or infinite values" in sentence(
+        lambda: foredraft.load(str(path), "none", **options)
+    )
+
+
+def test_logits_that_do_not_fit_their_type_are_one_sentence(model: Path):
+    loaded = AutoModelForCausalLM.from_pretrained(model)
+    with torch.no_grad():
+        loaded.lm_head.weight.mul_(1e38).mul_(1e3 if loaded.lm_head.weight.abs().max() < 1 else 1)
+        loaded.lm_head.weight.clamp_(-3e38, 3e38)
+    assert "The logits of this LlamaForCausalLM are NaN or infinite in float32" in sentence(
+        lambda: foredraft.load(loaded, "none")
+    )
+
+
+def test_a_pipe_is_no_gguf_file_and_no_tokenizer(tmp_path: Path):
+    os.mkfifo(tmp_path / "model.gguf")
+    os.mkfifo(tmp_path / "tokenizer.json")
+    assert "is a named pipe, not a file" in sentence(lambda: load_model(str(tmp_path / "model.gguf")))
+    assert "is a named pipe, not a file" in sentence(lambda: as_tokenizer(tmp_path))
+
+
 HEADS: dict[str, tuple[Damage, str]] = {
+    "weights are a pipe": (special(WEIGHTS, "pipe"), "model.safetensors' is a named pipe, not a file"),
+    "config is a pipe": (special("config.json", "pipe"), "config.json' is a named pipe, not a file"),
     "no config": (lambda folder: (folder / "config.json").unlink(), "Cannot read the config.json of the head"),
     "no weights": (lambda folder: (folder / WEIGHTS).unlink(), "has no weights"),
     "config is nested": (put("config.json", "[" * 100_000), "is nested too deep"),

@@ -25,6 +25,7 @@ from foredraft.model.hf.hub import fetch
 from foredraft.model.loading.bundled import real_model, resolve
 from foredraft.model.loading.load import load_model
 from foredraft.model.loading.tokenizers import as_tokenizer, eos_token_ids
+from foredraft.model.native.outline import Outline
 from foredraft.model.text.tokenizer import Tokenizer
 
 
@@ -148,12 +149,12 @@ def test_a_known_package_that_is_missing_is_named_with_what_to_type(monkeypatch:
 
 def test_all_ids_that_end_a_text(folder: Path):
     model, text = tiny.build("llama"), Tokenizer(tiny.tokenizer(eos="~"))
-    assert eos_token_ids(model, None) == ()
-    assert eos_token_ids(model, text) == (94,)
+    assert eos_token_ids(Outline.of(model), None) == ()
+    assert eos_token_ids(Outline.of(model), text) == (94,)
     model.config.eos_token_id = 7
-    assert eos_token_ids(model, text) == (7,)
+    assert eos_token_ids(Outline.of(model), text) == (7,)
     model.generation_config.eos_token_id = [3, 4]
-    assert eos_token_ids(model, text) == (3, 4)
+    assert eos_token_ids(Outline.of(model), text) == (3, 4)
 
 
 def test_ids_beyond_the_vocabulary_end_no_text(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture):

@@ -39,12 +39,13 @@ static float *uniforms(int64_t count, float scale) {
 
 static Matrix random_matrix(int64_t outputs, int64_t inputs, int32_t bits, int32_t zero, int biased) {
     float *weight = uniforms(outputs * inputs, 2.0f / sqrtf((float)inputs));
-    int64_t bytes = fd_matrix_bytes(outputs, inputs, bits, zero), whole = (outputs + TILE - 1) / TILE * TILE;
+    Form form = {bits, zero, HALF_SCALES};
+    int64_t bytes = fd_matrix_bytes(outputs, inputs, &form), whole = (outputs + TILE - 1) / TILE * TILE;
     CHECK(bytes > 0);
     uint8_t *data = aligned_alloc(64, (size_t)(bytes + 63) / 64 * 64);
-    CHECK(fd_pack_floats(weight, outputs, inputs, bits, zero, data) == OK);
+    CHECK(fd_pack_floats(weight, outputs, inputs, &form, data) == OK);
     free(weight);
-    return (Matrix){data, biased ? uniforms(whole, 0.5f) : NULL, outputs, inputs, bits, zero};
+    return (Matrix){data, biased ? uniforms(whole, 0.5f) : NULL, outputs, inputs, form, NULL};
 }
 
 static void free_matrix(Matrix *m) { free((void *)m->data), free((void *)m->bias); }
@@ -71,7 +72,7 @@ static void check_product(int64_t outputs, int64_t inputs, int64_t rows, int32_t
             CHECK(fabs(sum - y[r * stride + o]) <= (bits == 32 ? 1e-5 : 1e-2) * size);
         }
     CHECK(fd_product(engine, &m, x, rows, y, stride - 1, 1) == BAD_SHAPE);
-    m.bits = 5;
+    m.form.bits = 7;
     CHECK(fd_product(engine, &m, x, rows, y, stride, 1) == BAD_SHAPE);
     fd_engine_free(engine);
     free_matrix(&m), free(x), free(y), free(weight), free(all);
@@ -280,8 +281,9 @@ static void check_codes(void) {
     float out[32];
     int64_t row = 1, bad = 2;
     for (int i = 0; i < 64; i++) codes[i] = (uint8_t)(i % 16);
-    CHECK(fd_pack_codes(codes, scales, minima, 2, 32, 4, MINIMA, data) == OK);
-    Matrix m = {data, NULL, 2, 32, 4, MINIMA};
+    const Form form = {4, MINIMA, HALF_SCALES}, symmetric = {4, 8, HALF_SCALES}, small = {4, 8, SMALL_SCALES};
+    CHECK(fd_pack_codes(codes, scales, minima, 2, 32, &form, data) == OK);
+    Matrix m = {data, NULL, 2, 32, form, NULL};
     CHECK(fd_unpack(&m, &row, 1, out, 32) == OK);
     for (int i = 0; i < 32; i++) CHECK(out[i] == 2.0f * (float)(i % 16));
     CHECK(fd_unpack(&m, &bad, 1, out, 32) == BAD_TOKEN);
@@ -291,25 +293,110 @@ static void check_codes(void) {
     CHECK(!memcmp(same_scales, scales, sizeof scales) && !memcmp(same_minima, minima, sizeof minima));
     CHECK(fd_unpack_codes(&m, again, same_scales, NULL) == BAD_SHAPE);
     codes[5] = 16;
-    CHECK(fd_pack_codes(codes, scales, minima, 2, 32, 4, MINIMA, data) == BAD_SHAPE);
-    CHECK(fd_pack_codes(codes, scales, NULL, 2, 32, 4, MINIMA, data) == BAD_SHAPE);
-    CHECK(fd_matrix_bytes(-1, 32, 4, 8) == -1 && fd_matrix_bytes(1, (int64_t)1 << 40, 4, 8) == -1);
+    CHECK(fd_pack_codes(codes, scales, minima, 2, 32, &form, data) == BAD_SHAPE);
+    CHECK(fd_pack_codes(codes, scales, NULL, 2, 32, &form, data) == BAD_SHAPE);
+    CHECK(fd_matrix_bytes(-1, 32, &symmetric) == -1 && fd_matrix_bytes(1, (int64_t)1 << 40, &symmetric) == -1);
+    CHECK(fd_matrix_bytes(1, 128, &small) == -1 && fd_matrix_bytes(1, 256, &small) > 0);
 }
 
 /* Codes of several blocks, the last one not full, and an odd number of groups; packed again they are the same bytes. */
 static void check_unpacking(int32_t bits, int32_t zero) {
-    int64_t outputs = 37, inputs = 96, groups = 3, size = fd_matrix_bytes(outputs, inputs, bits, zero);
+    int64_t outputs = 37, inputs = 96, groups = 3, size;
+    const Form form = {bits, zero, HALF_SCALES};
+    size = fd_matrix_bytes(outputs, inputs, &form);
     Matrix m = random_matrix(outputs, inputs, bits, zero, 0);
     uint8_t *codes = malloc((size_t)(outputs * inputs)), *again = aligned_alloc(64, (size_t)(size + 63) / 64 * 64);
     uint16_t *scales = malloc((size_t)(outputs * groups) * 2), *minima = zero == MINIMA ? malloc((size_t)(outputs * groups) * 2) : NULL;
     CHECK(fd_unpack_codes(&m, codes, scales, minima) == OK);
-    CHECK(fd_pack_codes(codes, scales, minima, outputs, inputs, bits, zero, again) == OK);
+    CHECK(fd_pack_codes(codes, scales, minima, outputs, inputs, &form, again) == OK);
     CHECK(!memcmp(again, m.data, (size_t)size));
-    m.bits = 32;
+    m.form.bits = 32, m.form.zero = 0;
     CHECK(fd_unpack_codes(&m, codes, scales, minima) == BAD_SHAPE);
-    m.bits = bits, m.inputs = 95;
+    m.form = form, m.inputs = 95;
     CHECK(fd_unpack_codes(&m, codes, scales, minima) == BAD_SHAPE);
     free_matrix(&m), free(codes), free(again), free(scales), free(minima);
+}
+
+/* ---- blocks of files ---- */
+
+typedef struct {
+    int32_t type, bytes, values, halves, first_half; /* of a block; its halves lie next to each other */
+} BlockKind;
+
+static const BlockKind block_kinds[] = {
+    {2, 18, 32, 1, 0}, {3, 20, 32, 2, 0}, {6, 22, 32, 1, 0}, {7, 24, 32, 2, 0}, {8, 34, 32, 1, 0}, {11, 110, 256, 1, 108},
+    {12, 144, 256, 2, 0}, {13, 176, 256, 2, 0}, {14, 210, 256, 1, 208}, {20, 18, 32, 1, 0}, {23, 136, 256, 1, 0}};
+enum { BLOCK_KINDS = sizeof block_kinds / sizeof *block_kinds };
+
+/* Blocks of random bytes, whose halves are small numbers of both signs; ``rows`` get their addresses in another order. */
+static uint8_t *random_blocks(const BlockKind *kind, int64_t outputs, int64_t inputs, const uint8_t **rows) {
+    int64_t size = inputs / kind->values * kind->bytes;
+    uint8_t *blocks = malloc((size_t)(outputs * size));
+    for (int64_t i = 0; i < outputs * size; i++) blocks[i] = (uint8_t)next_random();
+    for (int64_t i = 0; i < outputs * inputs / kind->values; i++)
+        for (int h = 0; h < kind->halves; h++) {
+            uint16_t half = (uint16_t)(0x2000 + below(0x400)) ^ (below(2) ? 0x8000 : 0);
+            memcpy(blocks + i * kind->bytes + kind->first_half + 2 * h, &half, 2);
+        }
+    for (int64_t o = 0; o < outputs; o++) rows[o] = blocks + (o * 11 + 3) % outputs * size;
+    return blocks;
+}
+
+static Matrix block_matrix(const BlockKind *kind, int64_t outputs, int64_t inputs) {
+    const uint8_t **rows = malloc((size_t)outputs * sizeof *rows);
+    uint8_t *blocks = random_blocks(kind, outputs, inputs, rows);
+    Matrix m = {NULL, NULL, outputs, inputs, {0, 0, 0}, NULL};
+    CHECK(fd_block_form(kind->type, &m.form) == OK);
+    int64_t size = fd_matrix_bytes(outputs, inputs, &m.form);
+    CHECK(size > 0);
+    uint8_t *data = aligned_alloc(64, (size_t)(size + 63) / 64 * 64), *again = malloc((size_t)size);
+    CHECK(fd_pack_blocks(kind->type, rows, outputs, inputs, data, 1) == OK);
+    CHECK(fd_pack_blocks(kind->type, rows, outputs, inputs, again, 3) == OK && !memcmp(data, again, (size_t)size));
+    CHECK(fd_pack_blocks(kind->type, rows, outputs, inputs + 16, data, 1) == BAD_SHAPE);
+    const uint8_t damaged[] = {0x00, 0x7c}; /* an infinite scale */
+    memcpy(blocks + (inputs / kind->values - 1) * kind->bytes + kind->first_half, damaged, 2);
+    CHECK(fd_pack_blocks(kind->type, rows, outputs, inputs, again, 1) == BAD_NUMBER);
+    m.data = data;
+    free(rows), free(blocks), free(again);
+    return m;
+}
+
+/* Products of two matrices as one are those of each alone, and those of many rows those of each, bit by bit. */
+static void check_blocks(const BlockKind *kind, const BlockKind *other) {
+    enum { INPUTS = 512, ROWS_OF_X = 15, FIRST = 48, SECOND = 21, ALL = FIRST + SECOND, STRIDE = 80 };
+    Matrix first = block_matrix(kind, FIRST, INPUTS), second = block_matrix(other, SECOND, INPUTS), both = first;
+    float *x = uniforms(ROWS_OF_X * INPUTS, 3.0f), *bias = uniforms(STRIDE, 1.0f), *weight = malloc(ALL * INPUTS * 4);
+    float *y = malloc(ROWS_OF_X * STRIDE * 4), *alone = malloc(STRIDE * 4);
+    int64_t all[ALL];
+    for (int64_t o = 0; o < ALL; o++) all[o] = o;
+    first.bias = both.bias = bias, second.bias = bias + FIRST, both.next = &second;
+    CHECK(fd_unpack(&both, all, ALL, weight, INPUTS) == OK);
+    Engine *engine = fd_engine_new();
+    CHECK(fd_product(engine, &both, x, ROWS_OF_X, y, STRIDE, 3) == OK);
+    for (int64_t r = 0; r < ROWS_OF_X; r++) {
+        for (int64_t o = 0; o < ALL; o++) {
+            double sum = bias[o], size = 1.0;
+            for (int64_t i = 0; i < INPUTS; i++) {
+                double part = (double)x[r * INPUTS + i] * weight[o * INPUTS + i];
+                sum += part, size += fabs(part);
+            }
+            CHECK(fabs(sum - y[r * STRIDE + o]) <= 1e-2 * size);
+        }
+        CHECK(fd_product(engine, &first, x + r * INPUTS, 1, alone, STRIDE, 1) == OK);
+        CHECK(!memcmp(alone, y + r * STRIDE, FIRST * 4));
+        CHECK(fd_product(engine, &second, x + r * INPUTS, 1, alone, STRIDE, 1) == OK);
+        CHECK(!memcmp(alone, y + r * STRIDE + FIRST, SECOND * 4));
+    }
+    CHECK(fd_product(engine, &both, x, ROWS_OF_X, y, 64, 1) == BAD_SHAPE);
+    both.outputs = FIRST - 1; /* no whole tiles before the next ones */
+    CHECK(fd_product(engine, &both, x, ROWS_OF_X, y, STRIDE, 1) == BAD_SHAPE);
+    both.outputs = FIRST, second.inputs = 256;
+    CHECK(fd_product(engine, &both, x, ROWS_OF_X, y, STRIDE, 1) == BAD_SHAPE);
+    second.inputs = INPUTS;
+    uint16_t halves[SECOND * INPUTS / GROUP];
+    if (second.form.scales == SMALL_SCALES) CHECK(fd_unpack_codes(&second, (uint8_t *)weight, halves, halves) == BAD_SHAPE);
+    fd_engine_free(engine);
+    free((void *)first.data), free((void *)second.data), free(x), free(bias), free(weight), free(y), free(alone);
 }
 
 static void check_races(void) {
@@ -499,7 +586,7 @@ static void check_heads(const Random *made, Engine *engine, int32_t bits, int32_
     for (int32_t entry = FUSED; entry <= BESIDE; entry++) {
         head.model.entry = entry, layers[0].qkv = entry == BESIDE ? wide : own;
         head.model.final_norm = entry == BESIDE ? made->ones : NULL;
-        head.model.normed_residual = bits == 4, head.model.raw_logits = bits == 8;
+        head.model.normed_residual = bits == 4;
         check_drafts(&head, engine);
         check_fresh(&head, engine, &head.model.fusion);
         check_fresh(&head, engine, NULL);
@@ -512,13 +599,13 @@ static void check_heads(const Random *made, Engine *engine, int32_t bits, int32_
 
 int main(void) {
     if (!fd_runs_here()) return 77;
-    const int32_t kinds[][2] = {{4, MINIMA}, {4, 8}, {8, 128}, {8, MINIMA}, {32, 0}};
-    for (int kind = 0; kind < 5; kind++) {
+    const int32_t kinds[][2] = {{4, MINIMA}, {4, 8}, {8, 128}, {8, MINIMA}, {32, 0}, {5, 16}, {6, MINIMA}};
+    for (int kind = 0; kind < 7; kind++) {
         for (int64_t rows = 1; rows <= 19; rows += 1 + rows / 4) check_product(33 + rows, 31 + 5 * rows, rows, kinds[kind][0], kinds[kind][1]);
         check_product(64, 64, 70, kinds[kind][0], kinds[kind][1]);
         for (int odd = 0; odd < 2; odd++) {
             const int32_t states[] = {KV_F16, KV_F32, KV_I8};
-            int64_t dim = (odd ? (int64_t[]){20, 40, 72, 20, 24} : (int64_t[]){64, 16, 96, 32, 16})[kind];
+            int64_t dim = (odd ? (int64_t[]){20, 40, 72, 20, 24, 20, 40} : (int64_t[]){64, 16, 96, 32, 16, 32, 64})[kind];
             Random made = random_model(dim, odd ? (kind == 4 ? 27 : 5) : 3, kinds[kind][0], kinds[kind][1], states[(kind + odd) % 3], odd);
             Engine *engine = fd_engine_new();
             check_model_bits(&made, engine);
@@ -531,7 +618,11 @@ int main(void) {
         }
     }
     check_codes();
-    for (int kind = 0; kind < 4; kind++) check_unpacking(kinds[kind][0], kinds[kind][1]);
+    for (int kind = 0; kind < 7; kind++)
+        if (kinds[kind][0] != 32) check_unpacking(kinds[kind][0], kinds[kind][1]);
+    for (int kind = 0; kind < BLOCK_KINDS; kind++) check_blocks(&block_kinds[kind], &block_kinds[(kind + 3) % BLOCK_KINDS]);
+    Form form;
+    CHECK(fd_block_form(10, &form) == BAD_SHAPE);
     check_races();
     check_ranking();
     printf("%s\n", fd_isa());

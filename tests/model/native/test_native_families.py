@@ -10,7 +10,8 @@ from foredraft.core.errors import ModelError
 from foredraft.core.target_parts import FINAL
 from foredraft.core.tree import TokenTree
 from foredraft.model.hf.causal_lm import CausalLM
-from foredraft.model.native.families import FAMILIES, why_not_native
+from foredraft.model.native.families import FAMILIES, shape_of, why_not_native
+from foredraft.model.native.outline import Outline
 from native import needs_compiler, on_native
 from slots import bases, read
 from tiny import build, prompts
@@ -52,6 +53,52 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 def _model(case: str) -> Any:
     name, changes = CASES[case]
     return build(name, seed=1, **changes)
+
+
+_BIASES = {"attention_bias": True, "mlp_bias": True}
+_LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "long_factor": [1.5, 2.0, 2.5, 3.0],
+    "short_factor": [1.0, 1.1, 1.2, 1.3],
+    "original_max_position_embeddings": 64,
+}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 5e5,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+TABLE: dict[str, tuple[str, dict[str, Any]]] = {
+    **CASES,
+    **{f"{name}, all biases": (name, _BIASES) for name in FAMILIES},
+    **{f"{name}, tied": (name, {"tie_word_embeddings": True}) for name in FAMILIES},
+    **{f"{name}, untied": (name, {"tie_word_embeddings": False}) for name in FAMILIES},
+    "phi3, longrope": ("phi3", {"rope_parameters": _LONG, "original_max_position_embeddings": 64}),
+    "llama, llama3": ("llama", {"rope_parameters": _LLAMA3}),
+    "llama, half of a head": ("llama", {"rope_parameters": {**YARN, "partial_rotary_factor": 0.5}}),
+    "qwen3, half of a head": (
+        "qwen3",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TABLE)
+def test_weights_and_rotary_frequencies_are_those_of_the_modelling_code(case):
+    name, changes = TABLE[case]
+    model = build(name, seed=1, **changes)
+    ours, theirs = Outline.of_config(model.config), Outline.of(model)
+    assert ours.shapes == theirs.shapes and ours.name == theirs.name
+    rotary = next(module for path, module in model.named_modules() if path.endswith("rotary_emb"))
+    kinds = [f"{kind}_" for kind in rotary.rope_type] if isinstance(rotary.rope_type, dict) else [""]
+    found = shape_of(model.config).frequencies
+    assert len(found) == len(kinds)
+    for each, kind in zip(found, kinds, strict=True):
+        assert torch.equal(each.inverse, getattr(rotary, f"{kind}inv_freq"))
+        assert each.factor == getattr(rotary, f"{kind}attention_scaling")
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -98,7 +145,7 @@ def test_other_families_are_refused_with_the_known_ones(name):
 
 def test_a_rotary_embedding_that_changes_with_the_length_is_refused():
     dynamic = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
-    assert "changes as a text grows" in str(why_not_native(build("llama", seed=0, rope_parameters=dynamic)))
+    assert "changes as a text grows" in str(why_not_native(build("llama", seed=0, rope_parameters=dynamic).config))
 
 
 def test_a_weight_that_no_kernel_reads_is_refused():

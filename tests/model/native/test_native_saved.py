@@ -19,8 +19,10 @@ from foredraft.compose.options import LoadOptions
 from foredraft.core.errors import ForedraftError, ModelError, OptionError
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.engine.generator import Generator
+from foredraft.files.write import partial_name
 from foredraft.model.hf.causal_lm import CausalLM
 from foredraft.model.loading.load import load_model
+from foredraft.model.native.outline import Outline
 from foredraft.model.native.saved import FILE, save_weights
 from native import needs_compiler
 
@@ -73,10 +75,10 @@ def test_a_weight_is_on_disk_before_the_next_is_read(tmp_path: Path):
         assert sum(each() is not None for each in living) <= 1  # the one before, until its place is taken
         found = weights[name].clone()
         living.append(weakref.ref(found))
-        sizes.append((tmp_path / f"{FILE}.partial").stat().st_size)
+        sizes.append((tmp_path / partial_name(FILE)).stat().st_size)
         return found
 
-    save_weights(tmp_path, model, source, "int8")
+    save_weights(tmp_path, Outline.of(model), source, "int8")
     whole, largest = (tmp_path / FILE).stat().st_size, max(each.nbytes for each in weights.values())
     assert sizes == sorted(sizes) and sizes[-1] > whole - 2 * largest > whole / 2
 

@@ -5,9 +5,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
-from foredraft.compose.calibration import CALIBRATION, calibrated_folder, store_calibration
+from foredraft.compose.calibration import CALIBRATION, calibrated_folder, check_calibration, store_calibration
 from foredraft.compose.load import build_generators
 from foredraft.compose.options import LoadOptions
 from foredraft.compose.spec import Spec
@@ -20,8 +20,8 @@ from foredraft.engine.generator import Generator
 from foredraft.files.provenance import shortened
 from foredraft.files.write import check_writable
 from foredraft.model.hf.baseline import HFBaseline
+from foredraft.model.loading.contents import contents_of_files
 from foredraft.model.loading.load import load_model
-from foredraft.model.loading.quantised import rounded_model
 
 STOCK = {
     "transformers": "transformers' generate",
@@ -176,7 +176,7 @@ def _stock_arms(specs: Sequence[ArmSpec], name: str, options: LoadOptions) -> di
         kind, _, path = each.spec.partition(":")
         assistant = None
         if kind == "transformers_assisted":
-            path = path or bundled_drafts(name).get("draft_model", "")
+            path = path or bundled_drafts(name, contents_of_files(name)).get("draft_model", "")
             if not path:
                 raise OptionError(f"{kind} needs a draft model: use {kind}:PATH.")
             assistant = _stock_model(path, options)
@@ -190,9 +190,8 @@ def _stock_arms(specs: Sequence[ArmSpec], name: str, options: LoadOptions) -> di
 def _stock_model(name: str, options: LoadOptions) -> HFBaseline:
     """A model with the weights that our arms have, as floats."""
     loaded = load_model(name, dtype=options.dtype, device=options.device, weights=options.weights, native=True)
-    model: Any = loaded.model
-    if (weights := loaded.quantised_to(options.weights)) is not None:
-        model = rounded_model(model, weights, loaded.file)
+    weights = loaded.quantised_to(options.weights)
+    model = loaded.model if weights is None else loaded.rounded(weights)
     return HFBaseline(model, loaded.eos_token_ids, loaded.tokenizer)
 
 
@@ -208,6 +207,7 @@ def calibrated(specs: Sequence[ArmSpec], model: str) -> dict[str, str]:
         raise OptionError("--calibrate needs an arm with a head or draft model in a folder, such as -d eagle3:HEAD.")
     for folder in found.values():
         check_writable(Path(folder) / CALIBRATION)
+        check_calibration(folder)
     return found
 
 

@@ -6,13 +6,15 @@ drafted nodes were accepted. A file cut off at any byte can be continued.
 
 import hashlib
 import json
+import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_origin
 
 from foredraft.core.errors import DataError
-from foredraft.files.read import json_lines
+from foredraft.files.read import json_lines, read_text
 from foredraft.files.write import atomic_write
 
 
@@ -92,7 +94,7 @@ class Run:
     def lengths(self) -> list[int]:
         """Tokens per forward, longest first (their order in time is not kept).
 
-        Their sum may exceed ``tokens``: tokens accepted after the end of an output are included.
+        Their sum exceeds ``tokens`` by one for each output that ends with an accepted token, which no other follows.
         """
         reached = (*self.accepted_by_depth, 0)
         exact = [before - after for before, after in zip((self.forwards, *reached), reached, strict=False)]
@@ -128,6 +130,8 @@ class Cost:
     def __post_init__(self) -> None:
         for name in ("nodes", "seconds"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
+        if len(self.nodes) != len(self.seconds):
+            raise TypeError("nodes and seconds are not equally many")
 
     def line(self) -> dict[str, Any]:
         return _line("cost", self)
@@ -148,6 +152,12 @@ class Watched:
     places: Mapping[str, Sequence[int]] = field(default_factory=dict)
     confidence: Mapping[str, Sequence[int]] = field(default_factory=dict)
     model: str = ""
+
+    def __post_init__(self) -> None:
+        for counts in (self.places, self.confidence):
+            for name, pair in counts.items() if isinstance(counts, dict) else ():
+                if not re.fullmatch(r"\d+(-\d+)*", name) or not isinstance(pair, list | tuple) or len(pair) != 2:
+                    raise TypeError(f"{name!r} and {pair!r} are no ranks and pairs of counts")
 
     def line(self) -> dict[str, Any]:
         return _line("watch", self)
@@ -193,19 +203,16 @@ def read_runs(path: str | Path) -> RunFile:
         DataError: unreadable file or unknown line; the message names file and line.
     """
     path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"Cannot read the run file {path}: {getattr(error, 'strerror', None) or error}.") from None
+    text = read_text(path, "the run file")
     found = RunFile()
     model = ""
     runs: dict[tuple[Any, ...], Run] = {}
-    for where, record in json_lines(path, text, torn=True):
+    for where, line in json_lines(path, text, torn=True):
+        record = _printable(line)
         kind = record.pop("kind", None)
         if kind == "provenance":
-            _check_maker(path, record)
+            model = _model_of(path, where, record)
             found.provenance.append(record)
-            model = record.get("settings", {}).get("model", "")
         elif kind == "run":
             run = _parsed(where, Run, record, model)
             runs[(run.arm, run.unit)] = run
@@ -252,11 +259,20 @@ def digest(tokens: Sequence[int]) -> str:
     return hashlib.sha256(json.dumps(list(tokens)).encode()).hexdigest()[:16]
 
 
-def _check_maker(path: Path, provenance: dict[str, Any]) -> None:
-    """Check that lines which follow are of ``bench`` or of a training, whose commands are foredraft's."""
-    command = str(provenance.get("command", "foredraft"))
+def _printable(record: dict[str, Any]) -> dict[str, Any]:
+    """A record whose texts are valid Unicode."""
+    text = json.dumps(record, ensure_ascii=False)
+    return json.loads(text.encode("utf-8", errors="replace"))
+
+
+def _model_of(path: Path, where: str, provenance: dict[str, Any]) -> str:
+    """The model of the lines that follow, which are of ``bench`` or of a training, whose commands are foredraft's."""
+    command, settings = str(provenance.get("command", "foredraft")), provenance.get("settings", {})
     if not command.startswith("foredraft"):
         raise DataError(f"{path} is a record of {command!r}, not of foredraft bench or of a training run.")
+    if not isinstance(settings, dict) or not isinstance(model := settings.get("model", ""), str):
+        raise DataError(f"{where}: settings is not an object with the model's name.")
+    return model
 
 
 def _parsed(where: str, kind: type[T], record: dict[str, Any], model: str) -> T:
@@ -265,9 +281,31 @@ def _parsed(where: str, kind: type[T], record: dict[str, Any], model: str) -> T:
     if unknown:
         raise DataError(f"{where}: unknown field {unknown[0]}; another version wrote the file, or it was edited.")
     try:
-        return kind(**{**record, "model": model})
+        found = kind(**{**record, "model": model})
     except TypeError as error:
         raise DataError(f"{where}: {error}.") from None
+    if (wrong := _wrong(found)) is not None:
+        raise DataError(f"{where}: {wrong} has the wrong type, or is no finite number.")
+    return found
+
+
+def _wrong(record: Run | Cost | Watched | OutputRecord) -> str | None:
+    """The name of a field whose value has another type than it should; None if all are right."""
+    return next((each.name for each in fields(record) if not _fits(getattr(record, each.name), each.type)), None)
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a value that JSON gave has a type."""
+    inner = get_args(kind)
+    if get_origin(kind) is Mapping:
+        return isinstance(value, dict) and all(_fits(each, inner[1]) for each in value.values())
+    if inner:
+        return isinstance(value, list | tuple) and all(_fits(each, inner[0]) for each in value)
+    if kind is OutputRecord:
+        return isinstance(value, OutputRecord) and _wrong(value) is None
+    if kind is float:
+        return (type(value) is float and math.isfinite(value)) or _fits(value, int)
+    return type(value) is kind and (kind is not int or abs(value) < 1 << 63)
 
 
 def _logged(where: str, record: dict[str, Any]) -> dict[str, Any]:

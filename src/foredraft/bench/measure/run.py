@@ -15,11 +15,15 @@ from foredraft.bench.measure.records import OutputRecord, Run, RunFile, digest, 
 from foredraft.bench.prompts import BenchPrompt
 from foredraft.core.errors import DataError, ForedraftError, OptionError
 from foredraft.core.sampling.params import SamplingParams
+from foredraft.engine.detokenizer import text_after
 from foredraft.engine.generator import Generator, Prompt
+from foredraft.files.outputs import may_cut
 from foredraft.files.provenance import provenance
 
 Report = Callable[[int, int, str], None]
 """Progress callback: groups done, total groups, next task."""
+_FIRST = b'{"kind": "provenance", "time": "'
+"""The begin of a run file."""
 _COUNTS = (
     *("tokens", "drafted", "accepted", "drafted_by_depth", "accepted_by_depth"),
     *("seconds", "prefill_seconds", "draft_seconds", "verify_seconds"),
@@ -231,7 +235,7 @@ class Bench:
         return replace(run, **counts, forwards=call.stats.target_forwards, decoded=call.decoded, outputs=outputs)
 
     def _output(self, ask: BenchPrompt, prompt: Sequence[int], tokens: list[int]) -> OutputRecord:
-        text = self._host.tokenizer.decode(tokens) if self._host.tokenizer is not None else ""
+        text = text_after(self._host.decode, prompt, tokens)
         return OutputRecord(ask.name, len(prompt), len(tokens), digest(tokens), tuple(tokens), text)
 
     def _try(
@@ -267,11 +271,15 @@ def read_existing(path: Path, settings: Settings) -> RunFile:
 
     Raises:
         DataError: not a run file.
-        OptionError: it has other settings.
+        OptionError: it has other settings, or only half a line of something else.
     """
     if not path.exists():
         return RunFile()
     found = read_runs(path)
+    with path.open("rb") as file:
+        first = file.readline(1 << 16)
+    if not first.endswith(b"\n") and not may_cut(first, _FIRST):
+        raise OptionError(f"{path} holds something else than runs of foredraft bench: choose another file.")
     for each in found.provenance:
         for name, value in asdict(settings).items():
             old = each.get("settings", {}).get(name)

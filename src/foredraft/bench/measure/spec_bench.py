@@ -8,7 +8,7 @@ from typing import Any
 
 from foredraft.bench.measure.records import Run
 from foredraft.core.errors import DataError, OptionError
-from foredraft.files.write import atomic_folder
+from foredraft.files.outputs import files_in_folder, written_by
 
 
 def write_answers(runs: Sequence[Run], folder: Path) -> list[Path]:
@@ -17,7 +17,7 @@ def write_answers(runs: Sequence[Run], folder: Path) -> list[Path]:
     ``accept_lengths`` has the right values, but not in time order.
 
     Raises:
-        OptionError: the runs have no outputs, which the format needs.
+        OptionError: the runs have no outputs, which the format needs, or a file of the same name is another's.
         DataError: the folder cannot be written.
     """
     found: dict[tuple[str, str, float], dict[tuple[str, str], list[Run]]] = {}
@@ -29,7 +29,7 @@ def write_answers(runs: Sequence[Run], folder: Path) -> list[Path]:
             questions.setdefault((run.task, run.prompts[0]), []).append(run)
     paths = []
     try:
-        with atomic_folder(folder) as partial:
+        with files_in_folder(folder, "bench") as partial:
             for settings, questions in found.items():
                 name = _name(*settings)
                 answers = [_answer(name, turns) for turns in map(_from_first, questions.values()) if turns]
@@ -69,4 +69,5 @@ def _answer(name: str, turns: Sequence[Run]) -> dict[str, Any]:
         "model_id": name,
         "choices": [choice],
         "tstamp": 0.0,
+        **written_by("bench"),
     }

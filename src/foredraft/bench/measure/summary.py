@@ -69,6 +69,12 @@ class Share(NamedTuple):
     part: int
     of: int
 
+    @property
+    def percent(self) -> str:
+        """0% and 100% only for none and all."""
+        rounded = round(100 * self.part / self.of)
+        return f"{rounded if self.part in (0, self.of) else min(max(rounded, 1), 99)}%"
+
 
 @dataclass(frozen=True, slots=True)
 class ArmSummary:
@@ -76,7 +82,8 @@ class ArmSummary:
 
     Speed-ups are over pairs: ``speed_up`` of decoding, ``whole_speed_up`` with prefill (both medians of ratios), and
     ``total_speed_up`` of all tokens / all seconds. ``draft_share``: drafting's share of the time after prefill, for
-    our loop. ``same``: greedy pairs whose output equals the baseline's.
+    our loop. ``drafted``: forwards that verified a draft, of all forwards, for our loop. ``same``: greedy pairs whose
+    output equals the baseline's.
     """
 
     key: Key
@@ -89,6 +96,7 @@ class ArmSummary:
     acceptance_length: float | None
     tokens_per_second: float | None
     draft_share: float | None
+    drafted: Share | None
     same: Share | None
 
 
@@ -133,6 +141,12 @@ class Summary:
         speeds = [cell.speed_up.median if cell and cell.speed_up else None for cell in cells]
         lengths = [cell.acceptance_length if cell else None for cell in cells]
         return Mean(_mean(speeds), _mean(lengths))
+
+    def drafted(self, setting: Setting, arm: str) -> Share | None:
+        """See ``ArmSummary``, over all tasks."""
+        cells = [self.cell(setting, task, arm) for task in self.tasks(setting)]
+        shares = [cell.drafted for cell in cells if cell is not None and cell.drafted is not None]
+        return Share(*map(sum, zip(*shares, strict=True))) if shares else None
 
     def best(self, setting: Setting) -> str | None:
         """The lossless arm with the highest mean speed-up; None if none is faster than the baseline."""
@@ -239,6 +253,7 @@ def _cell(name: Key, runs: list[Run], paired: list[RunPair]) -> ArmSummary:
         acceptance_length=acceptance_length(good),
         tokens_per_second=statistics.median(speeds) if speeds else None,
         draft_share=_draft_share(good),
+        drafted=drafted(good),
         same=Share(same, len(compared)) if compared and name.temperature == 0 else None,
     )
 
@@ -247,6 +262,13 @@ def _draft_share(runs: list[Run]) -> float | None:
     timed = [run for run in runs if run.verify_seconds > 0]  # transformers' arms are not timed by part
     spent = sum(run.seconds - run.prefill_seconds for run in timed)
     return sum(run.draft_seconds for run in timed) / spent if spent > 0 else None
+
+
+def drafted(runs: Iterable[Run]) -> Share | None:
+    """In how many of their steps runs of our loop drafted; a step of three rows counts three. None without any."""
+    timed = [run for run in runs if run.verify_seconds > 0]  # of transformers' arms it is not known
+    steps = sum(run.forwards for run in timed)
+    return Share(sum(sum(run.drafted_by_depth[:1]) for run in timed), steps) if steps else None
 
 
 def _total(paired: list[RunPair]) -> float | None:

@@ -97,8 +97,8 @@ def watch(arm: LoopArm, prompt: BenchPrompt, params: SamplingParams) -> Watched:
     """Continue a prompt with drafts of the arm's full length, and count accepted nodes."""
     engine = arm.generator.engine
     recorder = AcceptanceRecorder(engine.drafter.needs.longest)
-    recording = Engine(engine.target, engine.drafter, recorder, max_rows=1)
-    Generator(recording, arm.generator.tokenizer, arm.generator.eos_token_ids, arm.generator.kind).batch(
+    watched = Engine(engine.target, engine.drafter, recorder, max_rows=1)
+    Generator(watched, arm.generator.tokenizer, arm.generator.eos_token_ids, arm.generator.kind).batch(
         [prompt.prompt], params
     )
     return Watched(arm.name, prompt.task, prompt.name, params.temperature, recorder.places, recorder.confidence)

@@ -8,7 +8,7 @@ from pathlib import Path
 from foredraft.bench.measure.summary import Summary
 from foredraft.bench.report import figures_drafts, figures_speed, figures_training
 from foredraft.bench.report.plots import Panel, save, styled
-from foredraft.files.write import atomic_folder
+from foredraft.files.outputs import files_in_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,17 +131,27 @@ def missing_figures(found: Iterable[FigureSet], summary: Summary) -> list[str]:
     return [f"{kind.title}: needs {kind.needs}." for kind in missing]
 
 
+def left_out(each: FigureSet) -> list[str]:
+    """A sentence for each figure of a kind that does not show all methods, and what it needs of them."""
+    return [
+        f"{each.kind.title}{f' ({panel.label})' if panel.label else ''} leaves out {', '.join(panel.left_out)}: needs "
+        f"{each.kind.needs}."
+        for panel in each.panels
+        if panel.left_out
+    ]
+
+
 def write_figures(found: Iterable[FigureSet], folder: Path, suffix: str = "svg") -> list[Path]:
     """Write each panel to a file, named by kind and label.
 
     Raises:
-        OptionError: unknown suffix.
+        OptionError: unknown suffix, or a file of the same name is another's.
         OSError: the folder cannot be written.
     """
     figures = {f"{_name(each, panel)}.{suffix}": panel.figure for each in found for panel in each.panels}
-    with atomic_folder(folder) as partial:
+    with files_in_folder(folder, "report") as partial:
         for name, figure in figures.items():
-            save(figure, partial / name)
+            save(figure, partial / name, "report")
     return [folder / name for name in figures]
 
 

@@ -21,10 +21,10 @@ _PLACES = 24
 def depths(summary: Summary) -> Iterator[Panel]:
     """Share of the steps with a draft of each depth whose accepted path reached it; one small panel per method."""
     for where, runs in grouped(summary.file.runs, lambda run: (run.model, run.temperature)).items():
-        lines = {arm: _shares(own) for arm, own in grouped(runs, lambda run: run.arm).items()}
-        lines = {arm: points for arm, points in lines.items() if points}
+        every = {arm: _shares(own) for arm, own in grouped(runs, lambda run: run.arm).items()}
+        lines = {arm: points for arm, points in every.items() if points}
         if lines:
-            yield Panel(label(*where), _depths(lines))
+            yield Panel(label(*where), _depths(lines), plots.left_out(every, {*lines, summary.baseline}))
 
 
 def _shares(runs: list[Run]) -> list[tuple[float, float]]:
@@ -84,7 +84,9 @@ def calibration(summary: Summary) -> Iterator[Panel]:
     """EAGLE-2's figure 6: accepted share by the draft's confidence; one small panel per method."""
     watched = [each for each in summary.file.watched if each.confidence]
     for model, own in grouped(watched, lambda each: each.model).items():
-        yield Panel(model, _calibration(grouped(own, lambda each: each.arm)))
+        arms = grouped(own, lambda each: each.arm)
+        every = [each.arm for each in summary.file.watched if each.model == model]
+        yield Panel(model, _calibration(arms), plots.left_out(every, arms))
 
 
 def by_confidence(watched: Iterable[Watched], bins: int = 10) -> list[tuple[float, float, int]]:

@@ -22,7 +22,8 @@ def speed_up(summary: Summary) -> Iterator[Panel]:
                 if arm != summary.baseline and cell is not None and cell.speed_up is not None:
                     found.setdefault(arm, {})[task] = cell.speed_up
         if found:
-            yield Panel(heading(setting), _speed_up(summary.tasks(setting), found))
+            absent = plots.left_out(summary.arms(setting), {*found, summary.baseline})
+            yield Panel(heading(setting), _speed_up(summary.tasks(setting), found), absent)
 
 
 def _speed_up(tasks: Sequence[str], found: Mapping[str, Mapping[str, Spread]]) -> Any:
@@ -54,7 +55,8 @@ def step_parts(summary: Summary) -> Iterator[Panel]:
         found = {arm: step_times(_runs(summary, setting, arm)) for arm in summary.arms(setting)}
         times = {arm: parts for arm, parts in found.items() if parts is not None}
         if times:
-            yield Panel(heading(setting), _step_parts(times, times.get(summary.baseline or "")))
+            absent = plots.left_out(summary.arms(setting), times)
+            yield Panel(heading(setting), _step_parts(times, times.get(summary.baseline or "")), absent)
 
 
 def _step_parts(times: Mapping[str, StepTimes], plain: StepTimes | None) -> Any:
@@ -86,7 +88,8 @@ def batches(summary: Summary) -> Iterator[Panel]:
                     lines.setdefault(arm, []).append((float(setting.batch), speed))
         lines = {arm: points for arm, points in lines.items() if len(points) > 1}
         if lines:
-            yield Panel(label(*where), _batches(lines))
+            arms = [arm for setting in settings for arm in summary.arms(setting)]
+            yield Panel(label(*where), _batches(lines), plots.left_out(arms, {*lines, summary.baseline}))
 
 
 def _batches(lines: Mapping[str, Points]) -> Any:

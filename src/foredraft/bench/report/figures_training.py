@@ -70,4 +70,4 @@ def lengths(summary: Summary) -> Iterator[Panel]:
     plots.log_ticks(axes, plots.doublings(min(tokens), max(tokens)), plots.short_number)
     axes.set(xlabel="tokens trained on", ylabel="tokens per forward, held-out")
     plots.legend(figure, lines, runs)
-    yield Panel("", figure)
+    yield Panel("", figure, plots.left_out(summary.file.training_runs, runs))

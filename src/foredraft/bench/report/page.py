@@ -6,9 +6,10 @@ from html import escape
 
 from foredraft.bench.measure.summary import Summary
 from foredraft.bench.report import tables
-from foredraft.bench.report.figures import FigureSet, missing_figures
+from foredraft.bench.report.figures import FigureSet, left_out, missing_figures
 from foredraft.bench.report.plots import themed_svg
 from foredraft.bench.report.tables import Entry, Table
+from foredraft.files.outputs import generator_tag
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1b1f24; --soft: #5c6670; --line: #d9dee3; --page: #fff; --best: #12703f; }
@@ -51,6 +52,7 @@ def page(summary: Summary, found: Sequence[FigureSet]) -> str:
     parts = [
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        generator_tag("report"),
         '<link rel="icon" href="data:,">',
         f"<title>{title}</title>\n<style>{_STYLE}</style>\n</head>\n<body>",
         f'<header>\n<h1>{title}</h1>\n<nav aria-label="Contents">{contents}</nav>\n</header>\n<main>',
@@ -74,7 +76,10 @@ def _tables(summary: Summary) -> str:
         heading = tables.heading(setting)
         head = ("method", *tables.columns(summary, setting))
         every = _table(tables.full(summary, setting), f"{heading}, all numbers")
-        rows = [[_word(row.arm), *map(_entry, row.entries)] for row in tables.short(summary, setting)]
+        short = tables.short(summary, setting)
+        rows = [
+            [_word(row.arm), *map(_entry, row.entries), *(f"<td>{each}</td>" for each in row.drafted)] for row in short
+        ]
         parts += [
             f"<h3>{escape(heading)}</h3>",
             f"<p>{escape(' '.join(tables.sentences(summary, setting)))}</p>",
@@ -118,12 +123,13 @@ def _word(text: str) -> str:
 
 def _figure(each: FigureSet) -> str:
     title, panels = each.kind.title, []
-    for label, figure in each.panels:
+    for label, figure, _ in each.panels:
         heading = f"<h3>{escape(label)}</h3>\n" if label else ""
         svg = themed_svg(figure, f"{title}: {label}" if label else title)
         panels.append(f'<div class="panel">\n{heading}{svg}\n</div>\n')
+    notes = "".join(f"<p>{escape(sentence)}</p>\n" for sentence in left_out(each))
     return (
         f"<section>\n<h2>{escape(title)}</h2>\n"
         f'<figure id="{each.kind.name}">\n<figcaption>{escape(each.kind.caption)}</figcaption>\n'
-        f'<div class="panels">\n{"".join(panels)}</div>\n</figure>\n</section>'
+        f'<div class="panels">\n{"".join(panels)}</div>\n{notes}</figure>\n</section>'
     )

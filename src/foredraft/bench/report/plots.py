@@ -9,7 +9,7 @@ import html
 import io
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,10 +54,16 @@ Points = Sequence[tuple[float, float]]
 
 
 class Panel(NamedTuple):
-    """A figure, and its label among those of its kind; empty if it is the only one."""
+    """A figure, its label among those of its kind, empty if it is the only one, and the arms that it cannot show."""
 
     label: str
     figure: Any
+    left_out: tuple[str, ...] = ()
+
+
+def left_out(arms: Iterable[str], shown: Container[str | None]) -> tuple[str, ...]:
+    """The arms that a figure does not show."""
+    return tuple(arm for arm in dict.fromkeys(arms) if arm not in shown)
 
 
 def color(number: int) -> str:
@@ -169,8 +175,11 @@ def short_number(value: float) -> str:
     return f"{value:.3g}"
 
 
-def save(figure: Any, path: Path) -> None:
+def save(figure: Any, path: Path, command: str | None = None) -> None:
     """Write a figure, black on white, in the format of the path's suffix.
+
+    Args:
+        command: that writes it, for the metadata; see ``files.outputs``.
 
     Raises:
         OptionError: the suffix is not one of ``SUFFIXES``.
@@ -178,9 +187,11 @@ def save(figure: Any, path: Path) -> None:
     """
     if path.suffix not in SUFFIXES:
         raise OptionError(f"Unknown figure format {path.name}: use one of {', '.join(SUFFIXES)}.")
-    dated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": {}}[path.suffix]
+    about: dict[str, Any] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": {}}[path.suffix]
+    if command is not None:
+        about |= {"Software" if path.suffix == ".png" else "Creator": f"foredraft {command}"}
     with styled():
-        atomic_write(path, lambda file: figure.savefig(file, format=path.suffix[1:], metadata=dated, dpi=200))
+        atomic_write(path, lambda file: figure.savefig(file, format=path.suffix[1:], metadata=about, dpi=200))
 
 
 def themed_svg(figure: Any, name: str) -> str:

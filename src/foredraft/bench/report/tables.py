@@ -4,6 +4,9 @@ import json
 from typing import Any, NamedTuple
 
 from foredraft.bench.measure.summary import Mean, Setting, Summary, temperature_label
+from foredraft.files.provenance import short_commit
+
+DRAFTED = "drafted"
 
 
 class Entry(NamedTuple):
@@ -15,10 +18,12 @@ class Entry(NamedTuple):
 
 
 class TableRow(NamedTuple):
-    """An arm's cells: each task, and their mean if there are several."""
+    """An arm's cells: each task, their mean if there are several, and where it is known of some arm the share of its
+    steps that drafted."""
 
     arm: str
     entries: tuple[Entry, ...]
+    drafted: tuple[str, ...] = ()
 
 
 class Table(NamedTuple):
@@ -30,16 +35,21 @@ class Table(NamedTuple):
 
 
 def columns(summary: Summary, setting: Setting) -> list[str]:
-    """The column names of the short table: the tasks, and their unweighted mean if there are several."""
+    """The column names of the short table: the tasks, their unweighted mean if there are several, and if it is known
+    the share of steps with a draft."""
     tasks = summary.tasks(setting)
-    return [*tasks, "mean"] if len(tasks) > 1 else tasks
+    return [*tasks, *(["mean"] if len(tasks) > 1 else []), *([DRAFTED] if _steps_known(summary, setting) else [])]
+
+
+def _steps_known(summary: Summary, setting: Setting) -> bool:
+    return any(summary.drafted(setting, arm) is not None for arm in summary.arms(setting))
 
 
 def short(summary: Summary, setting: Setting) -> list[TableRow]:
     """The usual table of papers: a row per method, speed-up and acceptance length per task."""
     numbers = {arm: _numbers(summary, setting, arm) for arm in summary.arms(setting)}
     lossless = [found for arm, found in numbers.items() if summary.lossless(setting, arm)]
-    width = len(columns(summary, setting))
+    width, known = max(map(len, numbers.values()), default=0), _steps_known(summary, setting)
     best = [max((row[i].speed_up or 0.0 for row in lossless), default=0.0) for i in range(width)]
     rows = []
     for arm, found in numbers.items():
@@ -47,7 +57,9 @@ def short(summary: Summary, setting: Setting) -> list[TableRow]:
             Entry(_text(speed, "{:.2f}x"), _text(length, "{:.2f}"), speed == top > 1 and found in lossless)
             for (speed, length), top in zip(found, best, strict=True)
         ]
-        rows.append(TableRow(named(summary, setting, arm), tuple(entries)))
+        share = summary.drafted(setting, arm)
+        drafted = (share.percent if share else "",) if known else ()
+        rows.append(TableRow(named(summary, setting, arm), tuple(entries), drafted))
     return rows
 
 
@@ -146,14 +158,16 @@ def sentences(summary: Summary, setting: Setting) -> list[str]:
 def reading(summary: Summary) -> str:
     """How to read a cell of the short table."""
     length = "acceptance length (tokens per target forward)"
+    known = any(_steps_known(summary, setting) for setting in summary.settings)
+    steps = f" {DRAFTED}: the share of steps in which something was drafted." if known else ""
     if summary.baseline is None:
-        return f"Cells: {length}; without a run of plain decoding there is no speed-up."
-    return f"Cells: speed-up over {summary.baseline} (median over pairs, after prefill) and {length}."
+        return f"Cells: {length}; without a run of plain decoding there is no speed-up.{steps}"
+    return f"Cells: speed-up over {summary.baseline} (median over pairs, after prefill) and {length}.{steps}"
 
 
 def provenance(record: dict[str, Any]) -> str:
     """A provenance record in one to three sentences."""
-    commit = f" at commit {record['commit'][:10]}" if record.get("commit") else ""
+    commit = f" at commit {short_commit(str(record['commit']))}" if record.get("commit") else ""
     parts = [f"foredraft {record.get('foredraft', '(version unknown)')}{commit}"]
     parts += [f"{name} {record[name]}" for name in ("torch", "transformers", "python") if record.get(name)]
     threads = record.get("threads")
@@ -200,7 +214,7 @@ def _short_table(summary: Summary, setting: Setting) -> Table:
         speed = f"**{entry.speed_up}**" if entry.best else entry.speed_up
         return " / ".join(part for part in (speed, entry.length) if part)
 
-    rows = [(row.arm, *(cell(entry) for entry in row.entries)) for row in short(summary, setting)]
+    rows = [(row.arm, *(cell(entry) for entry in row.entries), *row.drafted) for row in short(summary, setting)]
     return Table(("method", *columns(summary, setting)), tuple(rows))
 
 

@@ -1,14 +1,15 @@
 """Candidates of tune: each method at the sizes that its options allow."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from foredraft.bench.tune.probe import DraftSize
 from foredraft.compose.spec import Spec, option_defaults
 from foredraft.core.errors import OptionError
-from foredraft.core.options import parts
-from foredraft.drafters import METHODS, bundled_drafts
+from foredraft.core.options import entries, parts
+from foredraft.drafters import AUTO, METHODS, automatic_drafter, bundled_drafts
+from foredraft.model.loading.contents import contents_of_files
 
 CONSTANT = "num_assistant_tokens_schedule=constant"
 _LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10)
@@ -38,21 +39,30 @@ class CandidateFamily:
 
 
 def default_drafters(model: str) -> list[str]:
-    """Drafters that need no files, and those bundled with the model."""
-    return ["prompt_lookup", *bundled_drafts(model)]
+    """Drafters that need no files, those bundled with the model, and the one that is the default."""
+    bundled = _bundled(model)
+    return list(dict.fromkeys(["prompt_lookup", *bundled, automatic_drafter(bundled)]))
+
+
+def _bundled(model: str) -> dict[str, str]:
+    return bundled_drafts(model, contents_of_files(model))
 
 
 def families(drafter: str, model: str) -> list[CandidateFamily]:
-    """The families of a drafter spec; given options stay fixed.
+    """The families of a drafter spec, or of auto; given options stay fixed. Of ``hybrid`` the inner drafter has sizes.
 
     Raises:
         OptionError: unknown method or option, or a drafter without a size.
     """
+    if drafter == AUTO:
+        drafter = automatic_drafter(_bundled(model))
     method = Spec.parse(drafter).name
     if METHODS[method].untuned:
         raise OptionError(METHODS[method].untuned)
     head, *given = parts(drafter, ",")
-    path = head.partition(":")[2] or bundled_drafts(model).get(method, "")
+    if METHODS[method].around:
+        return [_around(method, given, each) for each in families(_inner(drafter), model)]
+    path = head.partition(":")[2] or _bundled(model).get(method, "")
     if path and Path(path).exists():  # Path("") would be the current folder
         path = str(Path(path).resolve())  # the tuned file may be read from another folder
     base = f"{method}:{path}" if path else method
@@ -64,6 +74,25 @@ def families(drafter: str, model: str) -> list[CandidateFamily]:
         CandidateFamily(_joined(base, given), spec(*probe), tuple(Candidate(spec(*own), shape) for own, shape in sizes))
         for probe, sizes in _probes(method, {pair.partition("=")[0] for pair in given})
     ]
+
+
+def _inner(drafter: str) -> str:
+    """The spec inside a drafter that wraps another."""
+    path = Spec.parse(drafter).path
+    specs = entries(path) if path else []
+    if len(specs) != 1:
+        raise OptionError(f"{drafter!r} has not one drafter inside: write hybrid:[SPEC].")
+    return specs[0]
+
+
+def _around(method: str, given: Sequence[str], inner: CandidateFamily) -> CandidateFamily:
+    """The family of a drafter that wraps another: the other's sizes."""
+
+    def wrapped(spec: str) -> str:
+        return ",".join([f"{method}:[{spec}]", *given])
+
+    candidates = tuple(replace(each, spec=wrapped(each.spec)) for each in inner.candidates)
+    return CandidateFamily(wrapped(inner.name), wrapped(inner.probe), candidates)
 
 
 _Sized = tuple[list[str], DraftSize]

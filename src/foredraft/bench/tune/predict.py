@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from foredraft.bench.tune.probe import DraftSize, Fit, ProbeStep
 from foredraft.engine.cost_model import CostTable
-from foredraft.engine.step import round_up
+from foredraft.engine.fitting import round_up
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +42,15 @@ class StepModel:
             return round_up(1 + nodes) if padded else 1 + nodes
 
         timed = [step for step in steps if not step.first]
-        levels = Fit.through([(float(step.levels), step.draft_seconds) for step in timed if step.depths])
+        drafted = [step for step in timed if step.depths and not step.copied]
+        levels = Fit.through([(float(step.levels), step.draft_seconds) for step in drafted])
         forwards = [(rows(len(step.depths)), step.verify_seconds) for step in timed]
         overhead = Fit.through([(float(count), seconds - costs(count)) for count, seconds in forwards])
-        firsts = [step.draft_seconds - levels(step.levels) for step in steps if step.first and not step.short]
+        firsts = [
+            step.draft_seconds - levels(step.levels)
+            for step in steps
+            if step.first and not step.short and not step.copied
+        ]
         tokens = sum(1 + len(step.path) for step in steps if not step.short)
         return cls(costs, rows, levels, overhead, other, max(0.0, sum(firsts)) / max(tokens, 1))
 
@@ -63,8 +68,14 @@ def predict(steps: Sequence[ProbeStep], model: StepModel, shape: DraftSize, plai
         steps: the probe's steps; short ones are only used to fit costs.
         plain_seconds: seconds of a plain decoding step, measured alongside.
     """
-    outcomes = [step.under(shape) for step in steps if not step.short]
+    whole = [step for step in steps if not step.short]
+    outcomes = [step.under(shape) for step in whole]
     tokens = statistics.fmean(outcome.tokens for outcome in outcomes)
-    seconds = statistics.fmean(model.seconds(outcome.nodes, outcome.levels) for outcome in outcomes)
+    seconds = statistics.fmean(
+        step.draft_seconds + step.verify_seconds + model.other
+        if step.copied
+        else model.seconds(outcome.nodes, outcome.levels)
+        for step, outcome in zip(whole, outcomes, strict=True)
+    )
     seconds += model.prefill * tokens
     return StepPrediction(tokens, seconds, tokens * plain_seconds / seconds)

@@ -37,7 +37,8 @@ class ProbeStep:
 
     ``depths`` and ``scores``: of the drafted nodes; without scores, nodes are in order of depth. ``path``: indices of
     the accepted nodes. ``short``: the draft was limited to a few levels, to measure their cost. ``first``: the draft
-    time includes the drafter's prefill.
+    time includes the drafter's prefill. ``copied``: the draft is a copy (``Drafter.copies``), whose length no size
+    limits.
     """
 
     depths: tuple[int, ...]
@@ -48,12 +49,15 @@ class ProbeStep:
     verify_seconds: float
     short: bool
     first: bool
+    copied: bool = False
 
     def under(self, shape: DraftSize) -> StepOutcome:
         """The outcome with a smaller draft.
 
         A shallower tree of the same size would hold other nodes in place of the deep ones; they count as rejected.
         """
+        if self.copied:
+            return StepOutcome(1 + len(self.path), len(self.depths), self.levels)
         deepest = shape.depth or self.levels
         allowed = [place for place, depth in enumerate(self.depths) if depth <= deepest]
         if self.scores and shape.nodes:
@@ -92,7 +96,8 @@ class Probe(Policy):
     def observe(self, view: View, plan: Plan, step: StepResult) -> None:
         first = not self._known.issuperset(view.rows)
         self._known.update(view.rows)
-        if step.tree is None or (self._longest and not plan.length):
+        copied = any(plan.copies)
+        if step.tree is None or (self._longest and not plan.length and not copied):
             return  # end of the request: no room for a draft
         for result in step.rows:
             depths, scores = _depths(result.nodes.parents), result.nodes.scores
@@ -107,6 +112,7 @@ class Probe(Policy):
                 verify_seconds=step.verify_seconds,
                 short=self.short > 0,
                 first=first,
+                copied=copied,
             )
             self.steps.append(probed)
 

@@ -38,8 +38,9 @@ class Grammar:
     def json_schema(cls, schema: "Schema") -> "Grammar":
         """JSON that a schema allows, in one line, as ``json.dumps`` writes it.
 
-        Properties come in the schema's order. Properties and items that it does not name are not generated, unless
-        ``additionalProperties`` or ``items`` allow them.
+        Properties come in the schema's order. Where it names some, by ``properties`` or ``patternProperties``, others
+        are not generated unless ``additionalProperties`` allows them. Keywords of objects or arrays without a type
+        mean that type. A keyword that a grammar cannot enforce is refused when the grammar is compiled.
 
         Args:
             schema: a mapping, its JSON text, or a pydantic class.
@@ -60,7 +61,10 @@ class Grammar:
 
     @classmethod
     def regex(cls, pattern: str) -> "Grammar":
-        """A regular expression that the whole output matches; without look-around, back-references and flags."""
+        """A regular expression that the whole output matches; without look-around, back-references and flags.
+
+        It means what ECMA-262, Python and Rust agree on; classes such as ``\\d`` are of ASCII, ``.`` is no line end.
+        """
         return cls("regex", _text("regular expression", pattern))
 
     @classmethod

@@ -5,7 +5,6 @@ A node's path is the committed history, root included, followed by the drafted t
 """
 
 import math
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from foredraft.core.sampling.params import Processor, SamplingParams
+from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.tree import TokenTree
 
 
@@ -109,6 +108,7 @@ class HistoryRules:
     bad_words: BadWords | None
     least_new: Int[Tensor, "B 1 1"] | None
     eos: Int[Tensor, "B 1 E"] | None  # -1 is padding
+    constrained: Bool[Tensor, "B 1 1"] | None = None  # by grammars: an end that alone is left is not banned
 
     @classmethod
     def of(
@@ -138,6 +138,7 @@ class HistoryRules:
         if repetition is counting is ngrams is bad_words is least_new is None:
             return None
         eos = [[*ids, *[-1] * (most_eos - len(ids))] for ids in eos_token_ids]
+        constrained = column([int(row.grammar is not None) for row in params], 0) if least_new is not None else None
         return cls(
             prompts=torch.tensor(prompt_lengths, device=device).view(-1, 1),
             repetition=repetition,
@@ -147,6 +148,7 @@ class HistoryRules:
             bad_words=bad_words,
             least_new=least_new,
             eos=None if least_new is None else torch.tensor(eos, device=device)[:, None],
+            constrained=None if constrained is None else constrained.bool(),
         )
 
     def __call__(self, scores: Float[Tensor, "B M V"], paths: Paths) -> Float[Tensor, "B M V"]:
@@ -166,7 +168,10 @@ class HistoryRules:
                 scores = _ban_words(scores, nodes, tokens, self.bad_words)
         if self.least_new is not None and self.eos is not None:
             short = (nodes.sizes - self.prompts)[:, :, None] < self.least_new
-            scores = ban(scores, self.eos.expand(-1, scores.shape[1], -1), short & (self.eos >= 0))
+            banned = ban(scores, self.eos.expand(-1, scores.shape[1], -1), short & (self.eos >= 0))
+            if self.constrained is not None:
+                banned = torch.where(self.constrained & banned.isneginf().all(-1, keepdim=True), scores, banned)
+            scores = banned
         return scores
 
 
@@ -184,32 +189,6 @@ def add_at(
     vocabulary = scores.shape[-1]
     values = torch.where((ids >= 0) & (ids < vocabulary), values, 0.0)
     return scores.scatter_add(-1, ids.clamp(0, vocabulary - 1), values)
-
-
-def run_processors(
-    scores: Float[Tensor, "B M V"], paths: Paths, processors: Sequence[tuple[Processor, ...]]
-) -> Float[Tensor, "B M V"]:
-    """Call each row's processors, once per depth: nodes of one depth have paths of equal length.
-
-    Processors see several continuations of one request, so they must depend on their arguments only. This is the only
-    stage that reads from the device and cannot be captured in a graph.
-    """
-    node_paths = TreePaths.of(paths, scores.shape[1])
-    tokens = node_paths.tokens()
-    sizes = node_paths.sizes.tolist()
-    valid = paths.tree.valid[:, paths.start : paths.start + scores.shape[1]].tolist()
-    scores = scores.clone()
-    for row, chain in enumerate(processors):
-        groups: dict[int, list[int]] = defaultdict(list)
-        for node, size in enumerate(sizes[row] if chain else []):
-            if valid[row][node]:
-                groups[size].append(node)
-        for size, nodes in groups.items():
-            part = scores[row, nodes]
-            for processor in chain:
-                part = processor(tokens[row, nodes, :size], part)
-            scores[row, nodes] = part.to(scores.dtype)
-    return scores
 
 
 def _penalise_repetition(

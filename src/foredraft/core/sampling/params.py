@@ -3,8 +3,10 @@
 import difflib
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, TypedDict, no_type_check
 
 from foredraft.core.errors import OptionError, shown
@@ -115,7 +117,8 @@ class SamplingParams:
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
         object.__setattr__(self, "grammar", as_grammar(self.grammar))
         for name, (test, range_) in _RANGES.items():
-            value = getattr(self, name)
+            value = as_number(getattr(self, name))
+            object.__setattr__(self, name, value)
             if value is None and name in _OPTIONAL:
                 continue
             if isinstance(value, int) and not _fits(value) and test(value):
@@ -162,6 +165,24 @@ class SamplingParams:
         return any(bans) or bool(ends) or -math.inf in self.logit_bias.values()
 
 
+def with_defaults(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a request, which has ``given`` some, with the model's ``defaults`` for the others.
+
+    Biases on other tokens stay. A minimum that was not given ends where the maximum does.
+
+    Raises:
+        OptionError: an option is unknown.
+    """
+    check_options(given)
+    merged = {**defaults, **given}
+    if "logit_bias" in defaults and isinstance(given.get("logit_bias"), Mapping):
+        merged["logit_bias"] = {**defaults["logit_bias"], **given["logit_bias"]}
+    least, most = merged.get("min_new_tokens", 0), merged.get("max_new_tokens", SamplingParams().max_new_tokens)
+    if "min_new_tokens" not in given and isinstance(most, Integral) and least > most:
+        merged["min_new_tokens"] = most
+    return merged
+
+
 def check_options(options: Mapping[str, Any]) -> None:
     """Raise an ``OptionError`` for the first name that is not a field of ``SamplingParams``."""
     check_known("generation option", options, [each.name for each in fields(SamplingParams)], _ELSEWHERE)
@@ -169,6 +190,7 @@ def check_options(options: Mapping[str, Any]) -> None:
 
 def check_count(name: str, value: object, most: int = 2**63 - 1) -> None:
     """Raise an ``OptionError`` unless the value is an integer from 1 to ``most``."""
+    value = as_number(value)
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
         range_ = "a whole number, 1 or more" if most >= 2**63 - 1 else f"a whole number, 1 or more and at most {most}"
         if isinstance(value, int) and value > most >= 2**63 - 1:
@@ -195,10 +217,41 @@ def check_known(
     """
     for name in given:
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f" Did you mean {close[0]}?" if close else ""
-            hint = f" {elsewhere[name]}" if elsewhere and name in elsewhere else hint
+            hint = f" {elsewhere[name]}" if elsewhere and name in elsewhere else suggestion(name, known)
             raise OptionError(f"Unknown {what} {shown(name)}.{hint} Known: {', '.join(sorted(known))}.")
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """A question with the names that are like this one, after a space; empty if none is."""
+    close = closest(name, known)
+    return f" Did you mean {' or '.join(filter(None, (', '.join(close[:-1]), close[-1])))}?" if close else ""
+
+
+def closest(name: str, known: Iterable[str]) -> list[str]:
+    """The known names that are like this one: at most three that have all of its words, else the most similar.
+
+    Words are what stands between dashes, underscores and the like: batch is one of max_batch_size.
+    """
+    if len(name) > _LONGEST_NAME:
+        return []
+    names, words = list(known), _words_in(name)
+    for alike in (1.0, _ALIKE):
+        found = [each for each in names if words and all(_has_word(each, word, alike) for word in words)]
+        if found:
+            best = difflib.get_close_matches(name, found, n=1, cutoff=_ALIKE)
+            return best or difflib.get_close_matches(name, found, n=3, cutoff=0)
+    return difflib.get_close_matches(name, names, n=1)
+
+
+def _words_in(name: str) -> list[str]:
+    return re.findall(r"[a-z]+|[0-9]+", name.lower())
+
+
+def _has_word(name: str, word: str, alike: float) -> bool:
+    """Whether a word of the name begins with this one, or is so much like it."""
+    words = _words_in(name)
+    begun = len(word) > 2 and any(each.startswith(word) for each in words)
+    return begun or bool(difflib.get_close_matches(word, words, n=1, cutoff=alike))
 
 
 def _as_tuple(value: Any) -> Any:
@@ -235,6 +288,13 @@ def _biases(biases: Any) -> dict[int, float]:
         raise OptionError(f"logit_bias must be numbers by token id, as in {{7: -1.5}}, not {shown(biases)}.") from None
 
 
+def as_number(value: Any) -> Any:
+    """A number of another library, such as numpy's, as one of Python; anything else as it is."""
+    if isinstance(value, (int, float)):
+        return value
+    return int(value) if isinstance(value, Integral) else float(value) if isinstance(value, Real) else value
+
+
 def _is_number(value: Any) -> bool:
     """Whether it is a finite number, and of 64 bits if it is whole."""
     if isinstance(value, int):
@@ -257,6 +317,10 @@ MOST_WORDS, LONGEST_WORD = 4096, 16
 """Bad words of a request, and tokens of one. Each node of a draft tree is compared with all of them."""
 MOST_ENDS = 1024
 """End-of-sequence ids of a request."""
+_ALIKE = 0.8
+"""Similarity of names, and of their words, that are meant to be the same."""
+_LONGEST_NAME = 64
+"""Characters of a name for which others like it are looked up."""
 _LARGEST = 1e30
 """Larger numbers would overflow float32 together with logits."""
 _ELSEWHERE = {

@@ -23,8 +23,9 @@ from torch import Tensor
 
 from foredraft.core.draft import Target
 from foredraft.core.errors import OptionError
-from foredraft.core.sampling.history import HistoryRules, Paths, add_at, run_processors
+from foredraft.core.sampling.history import HistoryRules, Paths, add_at
 from foredraft.core.sampling.params import Processor, SamplingParams
+from foredraft.core.sampling.processors import run_processors
 from foredraft.core.sampling.truncation import Truncation, coldest
 
 __all__ = ["Paths", "Warp", "check_token_ids"]

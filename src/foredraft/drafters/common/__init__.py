@@ -1,1 +1,1 @@
-"""Helpers shared by several drafters: draft runners, feature caches, tree building, templates."""
+"""Base classes that several methods share."""

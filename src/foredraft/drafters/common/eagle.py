@@ -1,8 +1,8 @@
 """Base classes of drafters with an EAGLE head, and their draft trees, built level by level in the head's cache."""
 
-from collections.abc import Callable
+from abc import abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import final
 
 import torch
 from jaxtyping import Float, Int
@@ -11,19 +11,18 @@ from torch import Tensor
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Needs, Plan, Trainable, View
 from foredraft.core.tree import TokenTree
-from foredraft.drafters.common.drawn_tree import build_static_tree
-from foredraft.drafters.common.dynamic_tree import TreeLimits, TreeOptions, build_dynamic_tree
-from foredraft.drafters.common.feature_cache import FeatureCache, TorchLayers, TreeSlots
-from foredraft.drafters.common.head import HeadDrafter
-from foredraft.drafters.common.templates import best_template
-from foredraft.drafters.common.tree_builder import Level, TreeBuilder
-from foredraft.drafters.common.tree_ops import at_places
+from foredraft.drafters.states.feature_cache import FeatureCache, TorchLayers, TreeSlots
+from foredraft.drafters.trees.builder import TreeBuilder
+from foredraft.drafters.trees.candidates import at_places
+from foredraft.drafters.trees.dynamic import build_dynamic_tree
+from foredraft.drafters.trees.shapes import Level, TreeLimits, TreeOptions, best_template
+from foredraft.drafters.trees.static import build_static_tree
 from foredraft.heads.native_layers import head_layers
 from foredraft.heads.nets.eagle import EagleNet
 from foredraft.model.kv.masks import StepIn, Visible
 from foredraft.model.linear.packed import any_weight
 from foredraft.model.native.model import engine_of
-from foredraft.model.recording.replay import EAGER, Replay
+from foredraft.model.recording.segment import Segment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,43 +31,55 @@ class EagleOptions:
 
     rope_theta: base of the head's rotary positions, if its config is wrong.
     taps: hidden layers of the target that the head reads, such as 2x16x29, if missing or wrong in its files.
+    norm_output: whether drafted positions read the head's normed state, if its config is wrong; no for EAGLE-3 heads
+        that SpecForge wrote before 15 September 2026 with true.
     """
 
     rope_theta: float | None = field(default=None, metadata={"unset": "from its config"})
     taps: tuple[int, ...] | None = field(default=None, metadata={"unset": "from its files"})
+    norm_output: bool | None = field(default=None, metadata={"unset": "from its config"})
 
 
-class EagleDrafter(HeadDrafter[FeatureCache], Trainable):
-    """A drafter with an EAGLE head. Subclasses implement ``propose``, by ``_draft``."""
+class EagleDrafter(Trainable):
+    """A drafter with an EAGLE head. Subclasses implement ``propose``, by ``_draft``, and say how a tree is built."""
 
-    def __init__(self, net: EagleNet, needs: Needs, replay: Replay) -> None:
+    def __init__(self, net: EagleNet, needs: Needs) -> None:
         layers = head_layers(net, net.target) or TorchLayers(net, any_weight(net).device, net.rotary.reserve)
-        cache = FeatureCache(net, layers, net.features, depth=net.depth, window=net.window, replay=replay)
-        super().__init__(cache, needs)
+        sizes = {"depth": net.depth, "window": net.window}
+        self._state = FeatureCache(net, layers, net.features, net.taps, **sizes)
+        super().__init__(needs, self._state)
         self._net = net
+        self._built = Segment("tree", self._build, self._state.rows)
 
     @property
     def network(self) -> EagleNet:
         return self._net
 
-    def _draft(self, view: View, plan: Plan, nodes: int, function: Callable[..., Draft], *arguments: Any) -> Draft:
-        """``function(builder, allowed, *arguments)``, which can be recorded, or the root alone if nothing is planned.
+    @abstractmethod
+    def _tree(self, builder: TreeBuilder, allowed: Int[Tensor, "B"], limits: TreeLimits) -> Draft:
+        """The tree; ``allowed`` is the number of levels that each row may have."""
+
+    def _draft(self, view: View, plan: Plan, nodes: int, limits: TreeLimits) -> Draft:
+        """The tree, or the root alone if nothing is planned.
 
         Args:
             nodes: the most that it reads, the root's entry included.
-            function: builds the tree; ``allowed`` [B] is the number of levels that each row may have.
         """
         if not plan.length:
             return Draft(TokenTree.root(view.roots), Law.FIXED)
-
-        def built(
-            view: View, states: Float[Tensor, "B 1 H"], slots: TreeSlots, allowed: Int[Tensor, "B"], *arguments: Any
-        ) -> Draft:
-            return function(HeadTreeBuilder(self._net, self._state, view, states, slots), allowed, *arguments)
-
         states, known = self._state.extend(view, nodes)
         allowed, slots = plan.on(view.lengths.device) * known, self._state.slots_of(view, nodes)
-        return self._state.run("tree", built, view, states, slots, allowed, *arguments)
+        return self._built(view, states, slots, allowed, limits)
+
+    def _build(
+        self,
+        view: View,
+        states: Float[Tensor, "B 1 H"],
+        slots: TreeSlots,
+        allowed: Int[Tensor, "B"],
+        limits: TreeLimits,
+    ) -> Draft:
+        return self._tree(HeadTreeBuilder(self._net, self._state, view, states, slots), allowed, limits)
 
 
 ACCEPTANCE = (0.56, 0.095, 0.048, 0.03, 0.018, 0.012, 0.01, 0.008)
@@ -96,22 +107,22 @@ class DynamicOptions(EagleOptions, TreeOptions):
 class DynamicTreeDrafter(EagleDrafter):
     """A tree of the head's best guesses. If drafts are drawn, sampled rows get a static tree."""
 
-    def __init__(self, options: DynamicOptions, net: EagleNet, replay: Replay = EAGER) -> None:
+    def __init__(self, options: DynamicOptions, net: EagleNet) -> None:
         self._limits = options.limits
         template = best_template((ACCEPTANCE,) * options.depth, options.nodes)
         self._drawn = Level.all_of(template, any_weight(net).device)
-        needs = Needs(net.taps, options.nodes, options.depth, scored=True, ahead=True)
-        super().__init__(net, needs, replay)
+        needs = Needs(max_nodes=options.nodes, max_depth=options.depth, scored=True, ahead=True)
+        super().__init__(net, needs)
 
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:
-        limits = self._within(self._limits, plan)
+        limits = self._limits.within(plan, view, cheap=True)
         usual = limits.value and limits.rerank
         if usual and limits.depth and self._state.drafts_trees and view.warp.scales_only and not view.draws:
             allowed = [length * (tokens > 1) for length, tokens in zip(plan.lengths, view.host_lengths, strict=True)]
             return self._state.draft(view, limits.size(view, allowed))
         nodes = 1 + max(self._limits.nodes * view.draws, limits.expanded)
-        return self._draft(view, plan, nodes, self._tree, limits)
+        return self._draft(view, plan, nodes, limits)
 
     def _tree(self, builder: TreeBuilder, allowed: Int[Tensor, "B"], limits: TreeLimits) -> Draft:
         if builder.view.draws and not builder.view.warp.greedy:

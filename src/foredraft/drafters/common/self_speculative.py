@@ -8,15 +8,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from foredraft.core.draft import Draft, Law
-from foredraft.core.drafter import Needs, Plan, Rewindable, StepOut, View
+from foredraft.core.drafter import Needs, Plan, Rewindable, RowState, StepOut, View
 from foredraft.core.tree import TokenTree
-from foredraft.drafters.common.chain import ChainLimits, ChainOptions, build_chain
+from foredraft.drafters.trees.chain import ChainLimits, ChainOptions, build_chain
 from foredraft.model.base import TargetModel, widened
 from foredraft.model.kv.cache import SlotCache
 from foredraft.model.kv.masks import StepIn
 from foredraft.model.partial.skipping import LayerSkipLM
-from foredraft.model.recording.replay import EAGER, PaddedSizes, Replay
-from foredraft.model.recording.replay_rows import replay_for, run_rows
+from foredraft.model.recording.segment import Segment, SegmentRows
 
 
 class SelfSpeculativeDrafter(Rewindable):
@@ -30,15 +29,16 @@ class SelfSpeculativeDrafter(Rewindable):
         model: whose addresses ``_forward`` takes.
         cache: the target's; it holds everything before each row's root.
         vocab_size: width of the laws; the target's may differ if it is the middle model of a cascade.
+        states: what it keeps of rows, if anything.
     """
 
-    def __init__(self, options: ChainOptions, model: TargetModel, cache: SlotCache, vocab_size: int) -> None:
-        self.needs = Needs(max_nodes=options.num_assistant_tokens, target_cache=True)
+    def __init__(
+        self, options: ChainOptions, model: TargetModel, cache: SlotCache, vocab_size: int, *states: RowState
+    ) -> None:
+        super().__init__(Needs(max_nodes=options.num_assistant_tokens, target_cache=True), *states)
         self._model = model
         self._vocab_size = vocab_size
         self.cache = cache
-
-    def rewind(self, row: int, length: int) -> None: ...
 
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:
@@ -67,52 +67,32 @@ class SelfSpeculativeDrafter(Rewindable):
 class SkippingDrafter(SelfSpeculativeDrafter):
     """Draws a chain from the target with some layers skipped.
 
-    A draft with all its forwards is one segment, ``chain``; where that is not recorded, each forward is one, ``draft``.
+    A draft with all its forwards is one segment; where that is not recorded, each forward is one.
 
     Args:
         draft: the target with the layers that draft.
-        replay: how drafts run; a ``child`` of it runs them, so their tensors are valid until the next draft.
     """
 
-    def __init__(
-        self, options: ChainOptions, draft: LayerSkipLM, cache: SlotCache, vocab_size: int, replay: Replay = EAGER
-    ) -> None:
+    def __init__(self, options: ChainOptions, draft: LayerSkipLM, cache: SlotCache, vocab_size: int) -> None:
         super().__init__(options, draft.model, cache, vocab_size)
         self._draft = draft
-        self._replay = replay.child()
+        rows = SegmentRows(cache, lambda: draft.model.version)
+        self._drawn = Segment("chain", self._draw, rows, model=draft.model)
+        self._read = Segment("draft", self._first_logits, rows, model=draft.model, of_view=False)
 
     def _chain(self, view: View, limits: ChainLimits) -> Draft:
-        target, count, used_slots = self._model, len(view.rows), max(view.host_lengths) + limits.depth
+        used_slots = max(view.host_lengths) + limits.depth
         self.cache.reserve(view.rows, [length + limits.depth for length in view.host_lengths])
         self.cache.arrange(view.rows)
-        kv_extent = target.kv_extent(used_slots, 1, self.cache.slots)
-        replay, sizes = replay_for(self._replay, self.cache, target.version, count, free_rows=())
-
-        def recorded(view: View, limits: ChainLimits, kv_extent: int) -> Draft:
-            return self._drawn(view, limits, kv_extent, EAGER, sizes, recorded=True)
-
-        def eager() -> Draft:
-            return self._drawn(view, limits, kv_extent, replay, sizes)
-
+        kv_extent = self._model.kv_extent(used_slots, 1, self.cache.slots)
         with self._draft.running():
-            given, reason = (view, limits, kv_extent), target.why_eager
-            return run_rows(replay, view.rows, "chain", recorded, *given, otherwise=eager, why_eager=reason)
+            return self._drawn(view, limits, kv_extent)
 
-    def _drawn(
-        self,
-        view: View,
-        limits: ChainLimits,
-        kv_extent: int,
-        replay: Replay,
-        sizes: PaddedSizes,
-        *,
-        recorded: bool = False,
-    ) -> Draft:
+    def _draw(self, view: View, limits: ChainLimits, kv_extent: int) -> Draft:
         def read(tokens: Int[Tensor, "B"], index: int) -> Float[Tensor, "B 1 V"]:
-            given = (tokens, view.lengths - 1 + index, kv_extent)
-            return replay("draft", sizes, self._first_logits, *given, why_eager=self._model.why_eager)
+            return self._read(view, tokens, view.lengths - 1 + index, kv_extent)
 
-        return build_chain(view, limits, read(view.roots, 0), read, recorded=recorded)
+        return build_chain(view, limits, read(view.roots, 0), read)
 
     def _first_logits(
         self, tokens: Int[Tensor, "B"], bases: Int[Tensor, "B"], kv_extent: int

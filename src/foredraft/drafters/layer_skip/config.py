@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from foredraft.core.errors import DrafterError
+from foredraft.files.outputs import written_by
 from foredraft.files.read import read_json
 from foredraft.files.write import write_json
 
@@ -24,6 +25,7 @@ class SkipConfig:
 def write_skip_config(path: str | Path, skips: SkipConfig) -> None:
     """Write the file; raises a ``UsageError`` if it cannot be written."""
     record = {
+        **written_by("skip"),
         "model": skips.model,
         "layers": skips.layers,
         "skip_attention": skips.attention,

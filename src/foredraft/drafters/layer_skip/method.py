@@ -8,14 +8,13 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from foredraft.core.errors import DrafterError, OptionError
-from foredraft.drafters.common.build_context import BuildContext
-from foredraft.drafters.common.chain import ChainOptions
 from foredraft.drafters.common.self_speculative import SkippingDrafter
+from foredraft.drafters.context import BuildContext
 from foredraft.drafters.layer_skip.config import read_skip_config
+from foredraft.drafters.trees.chain import ChainOptions
 from foredraft.model.base import TargetModel
 from foredraft.model.kv.cache import SlotCache
 from foredraft.model.partial.skipping import layers_of
-from foredraft.model.recording.replay import EAGER, Replay
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +38,9 @@ class LayerSkip(SkippingDrafter):
         ModelError: the target has no such layers, or its layers cannot be split into attention and MLP.
     """
 
-    def __init__(
-        self, options: Options, target: TargetModel, cache: SlotCache, vocab_size: int, replay: Replay = EAGER
-    ) -> None:
+    def __init__(self, options: Options, target: TargetModel, cache: SlotCache, vocab_size: int) -> None:
         rest = layers_of(target).without(options.skip_attention, options.skip_mlp)
-        super().__init__(options, rest, cache, vocab_size, replay)
+        super().__init__(options, rest, cache, vocab_size)
 
 
 def build(options: Options, context: BuildContext) -> LayerSkip:
@@ -64,4 +61,4 @@ def build(options: Options, context: BuildContext) -> LayerSkip:
                 f"{context.target.layers}."
             )
         options = replace(options, skip_attention=skips.attention, skip_mlp=skips.mlp)
-    return LayerSkip(options, context.target, context.cache, context.vocab_size, context.replay)
+    return LayerSkip(options, context.target, context.cache, context.vocab_size)

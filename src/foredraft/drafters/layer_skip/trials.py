@@ -10,10 +10,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from foredraft.core.divergence import acceptance
 from foredraft.core.errors import DataError, OptionError
-from foredraft.core.theory import acceptance
 from foredraft.drafters.layer_skip.search import KINDS, SkipTrial, Sublayer, layers_by_kind
-from foredraft.files.read import json_lines
+from foredraft.files.outputs import may_cut
+from foredraft.files.read import json_lines, read_text
 from foredraft.files.write import atomic_write_text
 from foredraft.model.base import TargetModel
 from foredraft.model.kv.masks import address_segments
@@ -180,8 +181,9 @@ class TrialLog:
         about = json.loads(json.dumps(about))  # as read back from JSON
         try:
             if path.exists():
-                lines = [found for _, found in json_lines(path, path.read_text(encoding="utf-8"), torn=True)]
-                if lines and lines[0] != about:
+                text = read_text(path, "the trials")
+                lines = [found for _, found in json_lines(path, text, torn=True)]
+                if not may_cut(text.encode(), json.dumps(about).encode()) if not lines else lines[0] != about:
                     raise OptionError(f"{path} belongs to another search: remove it, or choose another --out.")
                 self.known = {trial.without: trial for trial in map(_read, lines[1:])}
             lines = [about, *map(_to_json, self.known.values())]

@@ -18,12 +18,12 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from foredraft.core.draft import Draft, Law, Verdict
-from foredraft.core.drafter import Background, Drafter, Plan, StepOut, Trainable, View
+from foredraft.core.draft import Draft, Law
+from foredraft.core.drafter import Background, Drafter, Fused, Plan, Trainable, View
 from foredraft.core.errors import DataError, DrafterError, OptionError
-from foredraft.drafters.common.build_context import BuildContext
-from foredraft.drafters.common.composite import CompositeDrafter, Hidden
-from foredraft.drafters.online.samples import LawSample, ReplayBuffer, RowRecord, StepRecord
+from foredraft.drafters.context import BuildContext
+from foredraft.drafters.online.recorded import RecordedRows
+from foredraft.drafters.online.samples import LawSample
 from foredraft.drafters.online.train_adapters import adapter_for
 from foredraft.drafters.online.trainer import OnlineTrainer, Options, Report
 from foredraft.files.provenance import fingerprint
@@ -31,14 +31,12 @@ from foredraft.files.write import atomic_save
 
 T = TypeVar("T")
 
-_UNREAD = 32
-"""Most steps without a draft that are recorded later; beyond, a step reads them back and waits for the device."""
 _REPORTS = 1000
 """Number of latest reports kept."""
 
 
 @final
-class Online(CompositeDrafter, Background):
+class Online(Background):
     """Wraps a drafter, records the target's laws for its drafts, and trains it on them.
 
     Weights change only before a proposal or after a request has ended, on the loop's thread, and never between drafting
@@ -56,20 +54,16 @@ class Online(CompositeDrafter, Background):
                 f"{inner.__class__.__name__} has no weights to train: online needs a draft model or a trained head "
                 "inside, such as online:[draft_model:PATH]."
             )
-        super().__init__([inner])
+        self._recorded = RecordedRows(inner.needs, options)
+        super().__init__(replace(inner.needs, law=inner.needs.law or law), inner, self._recorded)
         self._options = options
         self._inner = inner
-        self.needs = replace(inner.needs, law=inner.needs.law or law, learns=True, shares_text=True, ahead=False)
         self._adapter = adapter_for(inner.network)
         self._trainer = OnlineTrainer(self._adapter, options)
         self._checkpoint = (
             None if options.folder is None else OnlineCheckpoint(Path(options.folder), self._adapter.shadow)
         )
         self._task: BackgroundTask[Report] = BackgroundTask(options.threads if options.background else 0)
-        self._buffer = ReplayBuffer(options.megabytes * 2**20)
-        self._records: dict[int, RowRecord] = {}
-        self._steps: list[StepRecord] = []  # of the last steps, still on the target's device
-        self._requests = 0  # requests that have ended since the last update began
         self._current: set[int] = set()  # rows, released ones too, that were admitted since the weights last changed
         self.reports = () if self._checkpoint is None else self._checkpoint.resume(self._trainer)
         if self.reports:
@@ -84,59 +78,29 @@ class Online(CompositeDrafter, Background):
         if source in self._current:
             super().fork(row, source, length)
 
-    def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Hidden) -> None:
+    def admit(self, row: int, prompt: Int[Tensor, "T"], hidden: Fused) -> None:
         super().admit(row, prompt, hidden)
         self._current.add(row)
-        own = self.needs.states(hidden)
-        self._records[row] = RowRecord.started(prompt, own, self._options.context // 2, self._options.rejected)
 
     def propose(self, view: View, plan: Plan) -> Draft:
-        self._record_steps()
+        self._recorded.read_back()
         self._update()
         return self._inner.propose(view, plan)
 
-    def commit(self, view: View, draft: Draft, verdict: Verdict, out: StepOut) -> None:
-        super().commit(view, draft, verdict, out)
-        if len(self._steps) >= _UNREAD:
-            self._record_steps()
-        own = StepOut(out.logits, self.needs.states(out.hidden))
-        self._steps.append(StepRecord.of(view, draft, verdict, own, self._options.top_laws))
-
     def release(self, row: int) -> None:
         super().release(row)
-        self._record_steps()
-        record = self._records.pop(row, None)
-        if record is not None:
-            self._store(record)
-            self._requests += record.rooted
         self._update()
 
     def wait(self) -> None:
         self._task.wait()
         self._publish()
 
-    def _record_steps(self) -> None:
-        """Add the last steps to the rows' records. Between steps this does not wait: the device has finished them."""
-        unread, self._steps = self._steps, []
-        for step in (each.read_back() for each in unread):
-            for b, row in enumerate(step.rows):
-                record = self._records[row]
-                record.add(step, b)
-                if len(record.tokens) >= self._options.context:
-                    self._store(record)
-                    self._records[row] = record.rest(self._options.context // 2)
-
-    def _store(self, record: RowRecord) -> None:
-        """Add a completed sample to the buffer, unless it is empty."""
-        sample = record.sample()
-        if sample is not None:
-            self._buffer.add(sample)
-
     def _update(self) -> None:
         """Between steps: publish a finished update, and begin another if it is due."""
         self._publish()
-        if self._requests >= self._options.interval and len(self._buffer) and self._task.idle:
-            samples, self._requests = self._buffer.take(), 0
+        recorded = self._recorded
+        if recorded.requests >= self._options.interval and len(recorded.buffer) and self._task.idle:
+            samples, recorded.requests = recorded.buffer.take(), 0
             self._task.begin(lambda: self._learn(samples))
             self._publish()
 

@@ -149,7 +149,7 @@ class RowRecord:
         return cls(prompt[-most:].tolist(), states, rejected=rejected)
 
     def add(self, step: StepRecord, b: int) -> None:
-        """Add the results of a step. Recording ends at the first law that is not finite: its states are not finite
+        """Add the results of a step. The sample ends at the first law that is not finite: its states are not finite
         either, and without them later positions would be wrong."""
         count = int(step.counts[b])
         p = step.law.p[b, :count]

@@ -19,11 +19,11 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from foredraft.core.errors import NumericsError, OptionError
-from foredraft.core.sampling.params import SamplingParams, SearchOptions, check_known
+from foredraft.core.sampling.params import SamplingParams, SearchOptions, as_number, check_known
 from foredraft.core.sampling.warp import Paths, Warp
 from foredraft.core.tree import TokenTree
 from foredraft.engine.beam.cache import BeamCache
-from foredraft.engine.detokenizer import Decode
+from foredraft.engine.detokenizer import Decode, text_after
 from foredraft.model.base import TargetModel
 
 _NEVER = -1.0e9
@@ -53,6 +53,8 @@ class BeamOptions:
     params: SamplingParams = field(default_factory=SamplingParams)
 
     def __post_init__(self) -> None:
+        for name in ("num_beams", "num_return_sequences", "num_assistant_tokens", "length_penalty"):
+            object.__setattr__(self, name, as_number(getattr(self, name)))
         beams, count, ahead = self.num_beams, self.num_return_sequences, self.num_assistant_tokens
         penalty, early = self.length_penalty, self.early_stopping
         whole = _number(beams, int) and _number(count, int)
@@ -214,7 +216,8 @@ def beam_search(
             active = [active[i] for i in stay]
             beams = beams.select(torch.tensor(stay, device=target.device))
             rules = Rules.of(target, [prompts[i] for i in active], options, eos)
-    return [hypotheses(found, options.num_return_sequences, decode) for _, found in sorted(ended, key=lambda d: d[0])]
+    best = sorted(ended, key=lambda each: each[0])
+    return [hypotheses(found, options.num_return_sequences, decode, prompts[index]) for index, found in best]
 
 
 def grow(beams: Beams, logits: Float[Tensor, "N 1 V"], paths: Paths, rules: Rules, step: int) -> Grown:
@@ -278,11 +281,12 @@ def beam_paths(beams: Beams, rules: Rules, step: int) -> Paths:
     return Paths(history, lengths, TokenTree.root(history.gather(1, lengths[:, None] - 1)[:, 0]))
 
 
-def hypotheses(found: Beams, count: int, decode: Decode) -> list[Hypothesis]:
+def hypotheses(found: Beams, count: int, decode: Decode, prompt: Sequence[int]) -> list[Hypothesis]:
     """The best hypotheses of one prompt. Bans may leave fewer than there are beams; the others are empty."""
     tokens, lengths, scores = found.finished[0], found.finished_lengths[0].tolist(), found.finished_scores[0].tolist()
     outputs = [line[:length] for line, length in zip(tokens.tolist(), lengths, strict=True)]
-    return [Hypothesis(output, score, decode(output)) for output, score in zip(outputs[:count], scores, strict=False)]
+    best = zip(outputs[:count], scores, strict=False)
+    return [Hypothesis(output, score, text_after(decode, prompt, output)) for output, score in best]
 
 
 def _number(value: Any, kind: type | tuple[type, ...]) -> bool:

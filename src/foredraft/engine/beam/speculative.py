@@ -288,4 +288,5 @@ def speculative_beam_search(
                 if side is not None:
                     side.move(parents, paths)
     ended.sort(key=lambda search: search.index)
-    return [hypotheses(search.beams, options.num_return_sequences, decode) for search in ended]
+    count = options.num_return_sequences
+    return [hypotheses(search.beams, count, decode, prompts[search.index]) for search in ended]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from foredraft.core.worth import Features
-from foredraft.engine.step import SIZES
+from foredraft.engine.fitting import SIZES
 
 DROPPED = 0
 """The size of a forward whose draft was dropped: one node, but it takes longer than a plain step."""

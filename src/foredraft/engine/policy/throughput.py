@@ -5,9 +5,10 @@ from typing import Any, final
 
 from foredraft.core.drafter import FREE, LevelPrice, Needs, Plan, View
 from foredraft.core.worth import Features, Worth
+from foredraft.engine.fitting import SIZES
 from foredraft.engine.policy.base import Policy
 from foredraft.engine.policy.estimates import DROPPED, EVERY, AcceptanceModel, Drafting, ForwardTimes, Pace
-from foredraft.engine.step import SIZES, StepResult
+from foredraft.engine.step import StepResult
 
 NEUTRAL = 0.65
 """Default prior for the acceptance rate of the first drafted token."""

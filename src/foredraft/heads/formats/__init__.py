@@ -15,7 +15,7 @@ from foredraft.heads.formats import eagle1, eagle3, hydra, medusa, native
 from foredraft.heads.formats.assemble import assemble, check_target, describe
 from foredraft.heads.formats.files import Checkpoint, open_checkpoint
 from foredraft.heads.formats.info import Head, HeadInfo, Overrides, Reading, TargetNeeds
-from foredraft.heads.formats.save import FORMATS, check_folder, default_format, save_head
+from foredraft.heads.formats.save import FORMATS, default_format, save_head
 from foredraft.model.base import TargetModel
 
 __all__ = [
@@ -23,10 +23,10 @@ __all__ = [
     "Head",
     "HeadInfo",
     "TargetNeeds",
-    "check_folder",
     "default_format",
     "inspect_head",
     "load_head",
+    "recorded_contents",
     "recorded_target",
     "save_head",
 ]
@@ -70,6 +70,7 @@ def load_head(
     *,
     rope_theta: float | None = None,
     taps: tuple[int, ...] | None = None,
+    norm_output: bool | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Head:
     """Load a head for this target, on its device and in its dtype, without gradients.
@@ -78,13 +79,14 @@ def load_head(
         path: a folder or hub repository.
         rope_theta: the head's RoPE base, if its config is wrong.
         taps: hidden layers of the target (numbers of decoder layers), if the files omit them or are wrong.
+        norm_output: whether drafted positions read an EAGLE-3 head's normed state, if its config is wrong.
         options: about access to the hub; see ``fetch``.
 
     Raises:
         ModelError: the folder or repository does not exist.
         DrafterError: it is not a draft head, it is broken, or it is for another target.
     """
-    checkpoint, overrides = open_checkpoint(path, options), Overrides(rope_theta, taps)
+    checkpoint, overrides = open_checkpoint(path, options), Overrides(rope_theta, taps, norm_output)
     read = _reader(checkpoint)
     check_target(checkpoint, read(checkpoint, None, overrides), target)
     reading = read(checkpoint, target, overrides)
@@ -94,13 +96,24 @@ def load_head(
 
 def recorded_target(path: str) -> str | None:
     """The target that training has recorded beside a head: a hub name, or a folder, which is stored relative to it."""
-    try:
-        found = json.loads((Path(path) / "provenance.json").read_text(encoding="utf-8"))["target_model"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    if not isinstance(found, str):
+    found = _recorded(path, "target_model")
+    if found is None:
         return None
     return os.path.normpath(Path(path) / found) if (Path(path) / found).is_dir() else found
+
+
+def recorded_contents(path: str) -> str | None:
+    """The contents of the target (``TargetModel.contents``) that training has recorded beside a head."""
+    return _recorded(path, "target_contents")
+
+
+def _recorded(path: str, key: str) -> str | None:
+    """A string in the provenance of a head; None if it has none."""
+    try:
+        found = json.loads((Path(path) / "provenance.json").read_text(encoding="utf-8"))[key]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return found if isinstance(found, str) else None
 
 
 def _reader(checkpoint: Checkpoint) -> FormatReader:

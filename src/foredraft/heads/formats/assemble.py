@@ -12,7 +12,7 @@ from foredraft.core.errors import DrafterError, ModelError
 from foredraft.core.target_parts import TargetParts
 from foredraft.heads.formats.block import rotary_of
 from foredraft.heads.formats.files import Checkpoint
-from foredraft.heads.formats.info import HeadInfo, NetConfig, Reading
+from foredraft.heads.formats.info import HeadInfo, NetConfig, Reading, TargetNeeds
 from foredraft.heads.nets.blocks import BlockConfig, Rotary
 from foredraft.heads.nets.eagle import Eagle, Eagle3, Eagle3Config, EagleConfig
 from foredraft.heads.nets.glide import Glide, GlideConfig
@@ -22,6 +22,8 @@ from foredraft.model.base import TargetModel
 
 _HARMLESS = re.compile(r"(^|\.)(rotary_emb\.)?inv_freq$")
 """Rotary frequencies that old code stored as weights; they follow from the config."""
+_ALIKE = 0.75
+"""Vocabularies whose sizes have a smaller ratio are of different tokenizers."""
 _ROWS = 8192
 """Rows of an embedding that are compared at a time."""
 _NO_TARGET = TargetParts(embed=lambda tokens: tokens, head=lambda states: states, vocab_size=1, hidden_size=1)
@@ -86,7 +88,8 @@ def check_target(checkpoint: Checkpoint, reading: Reading, target: TargetModel) 
             f"The head {checkpoint.name!r} is for a target with hidden states of width {needs.hidden_size}; "
             f"this target's have {config.hidden_size}."
         )
-    if needs.vocab_size is not None and needs.vocab_size not in (config.vocab_size, target.vocab_size):
+    sizes = (config.vocab_size, target.vocab_size)
+    if needs.vocab_size is not None and needs.vocab_size not in sizes and not _resizes(needs, max(sizes)):
         raise DrafterError(
             f"The head {checkpoint.name!r} is for a target with a vocabulary of {needs.vocab_size}; "
             f"this target has {config.vocab_size}."
@@ -95,6 +98,13 @@ def check_target(checkpoint: Checkpoint, reading: Reading, target: TargetModel) 
         raise DrafterError(
             f"The head {checkpoint.name!r} reads hidden layer {needs.layers} of a target with {target.layers} layers."
         )
+
+
+def _resizes(needs: TargetNeeds, size: int) -> bool:
+    """Whether the head's vocabulary and the target's can be the same but for added or padded tokens."""
+    assert needs.vocab_size is not None
+    fewer, more = sorted((needs.vocab_size, size))
+    return needs.resizable and fewer >= _ALIKE * more
 
 
 def same_embedding(ours: Tensor, target: TargetModel) -> bool:

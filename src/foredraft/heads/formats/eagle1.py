@@ -31,8 +31,11 @@ def read(checkpoint: Checkpoint, target: TargetModel | None, overrides: Override
     """
     fields = checkpoint.fields()
     notes: list[str] = ["It uses the target's embedding and output layer."]
-    if overrides.taps is not None:
-        raise DrafterError(f"The head {checkpoint.name!r} reads the target's last hidden state and takes no taps.")
+    if overrides.taps is not None or overrides.norm_output is not None:
+        raise DrafterError(
+            f"The head {checkpoint.name!r} is of EAGLE-1, which reads the target's last hidden state and has no norms: "
+            "leave out taps and norm_output."
+        )
     layers, bias = fields.count("num_hidden_layers", 1), fields.flag("qkv_bias", False)
     block = read_block(fields, layers=layers, notes=notes, attention_bias=bias)
     if overrides.rope_theta is not None:
@@ -48,7 +51,7 @@ def read(checkpoint: Checkpoint, target: TargetModel | None, overrides: Override
         config=config,
         names=own_names(config),
         ignored=frozenset({_TABLE, "lm_head.weight"}),
-        target=TargetNeeds(hidden_size=block.hidden_size, vocab_size=vocab),
+        target=TargetNeeds(hidden_size=block.hidden_size, vocab_size=vocab, resizable=True),
         notes=tuple(notes),
     )
 

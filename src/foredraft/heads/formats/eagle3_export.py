@@ -22,15 +22,15 @@ _UNSUPPORTED = {
     "eagle": (
         *("head_dim", "attention_bias", "output_bias", "mlp_bias", "qk_norm", "sliding_window"),
         *("norm_before_residual", "norm_before_fc", "fc_norm", "fc_bias", "norm_carried", "num_layers"),
-        *("own_embedding", "own_head=False", "norm_logits=False"),
+        *("own_embedding", "own_head=False"),
     ),
     "sglang": (
         *("mlp_bias", "qk_norm", "sliding_window", "output_bias without attention_bias"),
-        *("norm_before_residual", "norm_before_fc", "norm_carried", "num_layers"),
+        *("norm_before_residual", "norm_before_fc", "num_layers"),
         *("own_embedding", "own_head=False with a smaller vocabulary", "the embedding as a tap"),
     ),
     "speculators": (
-        *("output_bias without attention_bias", "fc_bias", "own_head=False", "norm_logits=False"),
+        *("output_bias without attention_bias", "fc_bias", "own_head=False"),
         "own_embedding=False with another target_hidden_size",
     ),
 }
@@ -51,7 +51,6 @@ def unsupported(to: str, net: Eagle3, layers: int | None) -> list[str]:
         "own_embedding=False with another target_hidden_size": wider and not config.own_embedding,
         "own_head=False": not config.own_head,
         "own_head=False with a smaller vocabulary": smaller and not config.own_head,
-        "norm_logits=False": not config.norm_logits,
         "output_bias without attention_bias": block.output_bias and not block.attention_bias,
         "the embedding as a tap": min(config.taps) < 1,
     }
@@ -86,7 +85,7 @@ def write_sglang(net: Eagle3, options: ExportOptions) -> Contents:
         "draft_vocab_size": config.draft_vocab_size if config.own_head else None,
         **_width(net),
         "fc_norm": config.fc_norm,
-        "norm_output": config.norm_logits,
+        "norm_output": config.norm_carried,
         "eagle_config": {"use_aux_hidden_state": True, KEY: [tap - 1 for tap in config.taps]},
         "torch_dtype": options.dtype_name,
     }

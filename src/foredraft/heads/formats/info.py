@@ -19,13 +19,15 @@ NetConfig = EagleConfig | Eagle3Config | MedusaConfig | HydraConfig | BlockwiseC
 class TargetNeeds:
     """A head's requirements on its target; None if its files do not state them.
 
-    ``layers``: the least number of decoder layers. ``name``: the target's name in the files.
+    ``layers``: the least number of decoder layers. ``name``: the target's name in the files. ``resizable``: the head
+    also fits a target with some more or fewer tokens: added ones, or rows that pad the vocabulary.
     """
 
     hidden_size: int
     vocab_size: int | None = None
     layers: int | None = None
     name: str | None = None
+    resizable: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +85,7 @@ class Overrides:
 
     rope_theta: float | None = None
     taps: tuple[int, ...] | None = None
+    norm_output: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,7 +48,10 @@ def read(checkpoint: Checkpoint, target: TargetModel | None, overrides: Override
         raise DrafterError(f"The head {name!r} is of the unknown kind {method!r}. Known: {', '.join(CONFIGS)}.")
     if fields.integer("foredraft_version", VERSION) > VERSION:
         raise DrafterError(f"The head {name!r} was written by a later version of foredraft; upgrade foredraft.")
-    config = _config(CONFIGS[method], fields.part("head").values, name)
+    values = dict(fields.part("head").values)
+    if method == "eagle3" and values.pop("norm_logits", True) is not True:  # a field until version 0.1
+        raise DrafterError(f"The head {name!r} has no norm before its output layer, which is not supported any more.")
+    config = _config(CONFIGS[method], values, name)
     notes: list[str] = []
     config = _overridden(config, overrides, name, notes)
     vocab = fields.integer("vocab_size") if "vocab_size" in fields else None
@@ -169,6 +172,10 @@ def _overridden(config: NetConfig, overrides: Overrides, name: str, notes: list[
         if not isinstance(config, Eagle3Config) or len(overrides.taps) != len(config.taps):
             raise DrafterError(f"The head {name!r} does not take the taps {overrides.taps}.")
         config = replace(config, taps=tuple(sorted(overrides.taps)))
+    if overrides.norm_output is not None:
+        if not isinstance(config, Eagle3Config):
+            raise DrafterError(f"The head {name!r} does not take norm_output.")
+        config = replace(config, norm_carried=overrides.norm_output)
     if overrides.rope_theta is None:
         return config
     block = block_of(config)

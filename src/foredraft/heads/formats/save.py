@@ -13,7 +13,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from foredraft.core.errors import DrafterError
-from foredraft.files.write import atomic_folder
+from foredraft.files.outputs import RECORD, replaced_folder
 from foredraft.heads.formats import eagle1, eagle3_export, hydra, medusa, native
 from foredraft.heads.formats.info import Contents, ExportOptions
 from foredraft.heads.nets.eagle import Eagle, Eagle3
@@ -41,6 +41,7 @@ _WRITERS: dict[str, dict[type, _HeadWriter]] = {
     "eagle": {Eagle: _HeadWriter(eagle1.write, eagle1.unsupported), **_eagle3("eagle", eagle3_export.write_safeailab)},
     "sglang": _eagle3("sglang", eagle3_export.write_sglang),
     "speculators": _eagle3("speculators", eagle3_export.write_speculators),
+    "vllm": _eagle3("speculators", eagle3_export.write_speculators),
     "medusa": {Medusa: _HeadWriter(medusa.write)},
     "hydra": {Hydra: _HeadWriter(hydra.write, hydra.unsupported)},
     "foredraft": dict.fromkeys((Eagle, Eagle3, Medusa, Hydra, Blockwise, Glide), _HeadWriter(native.write)),
@@ -67,21 +68,22 @@ def save_head(
     dtype: torch.dtype = torch.bfloat16,
     provenance: Mapping[str, Any] | None = None,
     embed: bool | None = None,
+    command: str = "export",
 ) -> None:
     """Write config.json and weights in a format.
 
     Args:
-        folder: made if missing; see ``atomic_folder``.
+        folder: made if missing; only what ``command`` wrote is replaced, see ``replaced_folder``.
         to: one of ``FORMATS``.
         target_name: the target's name, for formats that store it.
         target_config: the target's config as a dictionary.
         dtype: of the weights in the file.
-        provenance: written to provenance.json.
+        provenance: goes into provenance.json.
         embed: also store the target's embedding; by default only for EAGLE-1, whose original loader requires it.
 
     Raises:
-        DrafterError: the format cannot hold this head (the message says why), or the folder has other weights or
-            cannot be written.
+        DrafterError: the format cannot hold this head (the message says why), or the folder cannot be written.
+        OptionError: the folder has something that ``command`` did not write.
     """
     if to not in FORMATS:
         raise DrafterError(f"Unknown format {to!r}. Known: {', '.join(FORMATS)}.")
@@ -97,23 +99,16 @@ def save_head(
     embed = isinstance(net, Eagle) if embed is None else embed
     config, tensors = writer.write(net, ExportOptions(target, target_name, dtype, embed))
     stored = {name: _stored(tensor, dtype) for name, tensor in tensors.items()}
-    extra = {"provenance.json": dict(provenance)} if provenance is not None else {}
-    _write(Path(folder).expanduser(), {**extra, "config.json": config}, stored, _files(net, to))
-
-
-def check_folder(net: nn.Module, folder: Path, to: str) -> None:
-    """Refuse a folder whose weights ``save_head`` would not replace.
-
-    Raises:
-        DrafterError: it has other weights.
-    """
-    _check_weights(folder, _files(net, to))
-
-
-def _check_weights(folder: Path, files: tuple[str, ...]) -> None:
-    existing = [path.name for kind in ("safetensors", "bin", "pt") for path in folder.glob(f"*.{kind}")]
-    if others := sorted(set(existing) - set(files)):
-        raise DrafterError(f"The folder {str(folder)!r} has other weights in it: {', '.join(others[:3])}.")
+    jsons = {RECORD: dict(provenance or {}), "config.json": config}
+    place, files = Path(folder).expanduser(), _files(net, to)
+    try:
+        with replaced_folder(place, command) as partial:
+            for file in files:
+                (partial / file).write_bytes(_WEIGHTS[Path(file).suffix](stored))
+            for file, entries in jsons.items():
+                (partial / file).write_text(json.dumps(entries, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise DrafterError(f"Cannot write to the folder {str(place)!r}: {error.strerror}.") from error
 
 
 def _files(net: nn.Module, to: str) -> tuple[str, ...]:
@@ -128,19 +123,6 @@ def _stored(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """A contiguous CPU copy in the file's dtype (safetensors rejects shared memory)."""
     kind = dtype if tensor.is_floating_point() else tensor.dtype
     return tensor.detach().to(device="cpu", dtype=kind, copy=True).contiguous()
-
-
-def _write(folder: Path, jsons: Mapping[str, Any], tensors: dict[str, Tensor], files: tuple[str, ...]) -> None:
-    """Write all files, atomically."""
-    _check_weights(folder, files)
-    try:
-        with atomic_folder(folder) as partial:
-            for file in files:
-                (partial / file).write_bytes(_WEIGHTS[Path(file).suffix](tensors))
-            for file, entries in jsons.items():
-                (partial / file).write_text(json.dumps(entries, indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise DrafterError(f"Cannot write to the folder {str(folder)!r}: {error.strerror}.") from error
 
 
 def _safe(tensors: dict[str, Tensor]) -> bytes:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from foredraft.core.errors import DrafterError, OptionError
+from foredraft.files.outputs import written_by
 from foredraft.files.read import read_json
 from foredraft.files.write import write_json
 
@@ -33,6 +34,7 @@ def write_tuned(path: str | Path, tuned: Tuned) -> None:
         OptionError: the path has another suffix, or cannot be written.
     """
     record = {"model": tuned.model, "drafter": tuned.drafter, "off_from": tuned.off_from, "facts": tuned.facts or {}}
+    record |= written_by("tune")
     if tuned.learned:
         record["learned"] = tuned.learned
     if Path(path).suffix != SUFFIX:

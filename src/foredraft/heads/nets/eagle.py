@@ -119,8 +119,7 @@ class Eagle3Config:
     taps: the target's hidden layers, ascending, as numbers of decoder layers.
     norm_before_residual: the residual is taken after ``hidden_norm``, not before.
     norm_before_fc: one norm over the concatenated features; ``fc_norm``: one norm for each of them.
-    norm_carried: drafted positions read the state after the final norm (speculators' ``norm_output``).
-    norm_logits: the output layer reads the state after the final norm (SpecForge's ``norm_output``).
+    norm_carried: drafted positions read the state after the final norm, as the output layer does (``norm_output``).
     own_embedding: the head has its own embedding instead of the target's.
     own_head: the head has its own output layer instead of the target's.
     """
@@ -136,7 +135,6 @@ class Eagle3Config:
     norm_before_fc: bool = False
     fc_norm: bool = False
     norm_carried: bool = False
-    norm_logits: bool = True
     own_embedding: bool = False
     own_head: bool = True
 
@@ -220,7 +218,7 @@ class Eagle3(EagleNet):
 
     def logits(self, states: Float[Tensor, "B N H"]) -> Float[Tensor, "B N v"]:
         head = self.target.head if self.lm_head is None else self.lm_head
-        return head(self.norm(states) if self.config.norm_logits else states)
+        return head(self.norm(states))
 
     def carry(self, states: Float[Tensor, "B N H"]) -> Float[Tensor, "B N F"]:
         return self.norm(states) if self.config.norm_carried else states

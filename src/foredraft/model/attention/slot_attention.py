@@ -18,9 +18,10 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig
 
 from foredraft.core.errors import ModelError
+from foredraft.model.hf_types import PreTrainedModel
 
 _log = logging.getLogger(__name__)
 
@@ -205,8 +206,12 @@ def _no_mask(*args: object, **kwargs: object) -> None:
     """Builds no mask: callers always pass 4-D masks, or a dict of them by layer type."""
 
 
-AttentionInterface.register(NAME, slot_attention)
-AttentionMaskInterface.register(NAME, _no_mask)
+def _register() -> None:
+    """Make our attention known to transformers."""
+    from transformers import AttentionInterface, AttentionMaskInterface  # modelling code: see ``hf_types``
+
+    AttentionInterface.register(NAME, slot_attention)
+    AttentionMaskInterface.register(NAME, _no_mask)
 
 
 class AttentionSwap:
@@ -226,6 +231,7 @@ class AttentionSwap:
         self._before: list[str | None] = []
         if not model._supports_attention_backend:
             return
+        _register()
         self._configs = [vars(config) for config in _configs_of(model)]
         self._before = [config[_FIELD] for config in self._configs]
         try:
@@ -235,8 +241,10 @@ class AttentionSwap:
         except BaseException:
             self.off()
             raise
-        self._configs = [config for config, ours in zip(self._configs, swapped, strict=True) if ours]
-        self._before = [own for own, ours in zip(self._before, swapped, strict=True) if ours]
+        configs = [config for config, ours in zip(_configs_of(model), swapped, strict=True) if ours]
+        configs += _other_configs(model, configs)
+        self._configs = [vars(config) for config in configs]
+        self._before = [config[_FIELD] for config in self._configs]
 
     @property
     def applies(self) -> bool:
@@ -269,7 +277,9 @@ class AttentionSwap:
 
 def _configs_of(model: PreTrainedModel) -> list[PreTrainedConfig]:
     """The configs of a model and its submodels, with their sub-configs."""
-    pending = [each.config for each in model.modules() if isinstance(each, PreTrainedModel)]
+    from transformers import PreTrainedModel as model_type
+
+    pending = [each.config for each in model.modules() if isinstance(each, model_type)]
     found: dict[int, PreTrainedConfig] = {}
     while pending:
         config = pending.pop()
@@ -277,6 +287,16 @@ def _configs_of(model: PreTrainedModel) -> list[PreTrainedConfig]:
             found[id(config)] = config
             pending += [getattr(config, name) for name in config.sub_configs]
     return list(found.values())
+
+
+def _other_configs(model: PreTrainedModel, known: list[PreTrainedConfig]) -> list[PreTrainedConfig]:
+    """Configs like the known ones of single layers, such as those that were copied from another model."""
+    configs: dict[int, PreTrainedConfig] = {}
+    for module in model.modules():
+        config = vars(module).get("config")
+        if isinstance(config, PreTrainedConfig) and config.__class__ in map(type, known):
+            configs[id(config)] = config
+    return [config for number, config in configs.items() if number not in map(id, known)]
 
 
 class NoCudnn:

@@ -1,8 +1,8 @@
 """Types of GGUF tensors, and their blocks as codes or as floats.
 
-A quantised row is a sequence of blocks, each with the codes of 32 or 256 weights and their scales. Legacy types are
-``scale * code + minimum`` with one scale and one minimum in float16 for 32 weights, so they pass on as they are. The
-others are dequantised; the operations and their order are ggml's, so the bits are, too.
+A quantised row is a sequence of blocks, each with the codes of 32 or 256 weights and their scales. The native engine
+stores most types as they are. Where floats are asked for, the operations and their order are ggml's, so the bits are,
+too.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,7 +13,6 @@ from jaxtyping import Float, Float16, UInt8
 from torch import Tensor
 
 from foredraft.core.errors import ModelError
-from foredraft.model.native.weights import GROUP, Codes
 from foredraft.model.threads import operators_in_one_thread
 
 _PART = 1 << 17
@@ -72,9 +71,25 @@ _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "
 _WHOLE = {"I8", "I16", "I32", "I64"}
 
 
-def is_kept(kind: BlockType) -> bool:
-    """Whether ``unpack`` takes the type."""
-    return kind.name in _UNPACK
+KEPT = {
+    "Q4_0": 4,
+    "Q4_1": 4,
+    "Q5_0": 5,
+    "Q5_1": 5,
+    "Q8_0": 8,
+    "Q3_K": 4,
+    "Q4_K": 4,
+    "Q5_K": 5,
+    "Q6_K": 6,
+    "IQ4_NL": 8,
+    "IQ4_XS": 8,
+}
+"""Types that the native engine stores without another rounding, and the bits of a code there (``kernels/blocks.h``)."""
+
+
+def number_of(kind: BlockType) -> int:
+    """The number of a type in a file."""
+    return next(number for number, each in KINDS.items() if each is kind)
 
 
 def is_float(kind: BlockType) -> bool:
@@ -83,28 +98,8 @@ def is_float(kind: BlockType) -> bool:
 
 
 def reading(kind: BlockType) -> str:
-    """How tensors of a type are read, for people."""
-    if is_float(kind):
-        return "as it is"
-    return "dequantised without another rounding" if is_kept(kind) else "dequantised"
-
-
-def unpack(kind: BlockType, data: UInt8[Tensor, "O bytes"]) -> Codes | None:
-    """The codes of a type that is kept, with scales and minima in float16.
-
-    None if a minimum does not fit into float16; no real weights are that large.
-    """
-    parts, rows = _UNPACK[kind.name], data.shape[0]
-    blocks = data.reshape(-1, kind.bytes)
-    codes = torch.empty(len(blocks), GROUP, dtype=torch.uint8)
-    scales = torch.empty(len(blocks), 1, dtype=torch.float16)
-    minima = torch.empty_like(scales)
-    with operators_in_one_thread():
-        for part in _slices(len(blocks), GROUP):
-            scales[part], minima[part], codes[part] = parts(blocks[part])
-    if not bool(minima.isfinite().all()):
-        return None
-    return Codes(codes.view(rows, -1), scales.view(rows, -1), minima.view(rows, -1))
+    """How tensors of a type are read by torch, for people."""
+    return "as it is" if is_float(kind) else "dequantised without another rounding"
 
 
 def dequantize(kind: BlockType, data: UInt8[Tensor, "O bytes"], dtype: torch.dtype) -> Float[Tensor, "O I"]:
@@ -177,15 +172,6 @@ def _q5_1(data: Tensor) -> _Parts:
 def _q8_0(data: Tensor) -> _Parts:
     scale = _half(data, 0)
     return scale, scale * -128, data[:, 2:] ^ 128
-
-
-_UNPACK: dict[str, Callable[[Tensor], _Parts]] = {
-    "Q4_0": _q4_0,
-    "Q4_1": _q4_1,
-    "Q5_0": _q5_0,
-    "Q5_1": _q5_1,
-    "Q8_0": _q8_0,
-}
 
 
 def _legacy(offset: int, unpack: Callable[[Tensor], _Parts]) -> Callable[[Tensor], Tensor]:

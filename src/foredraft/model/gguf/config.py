@@ -3,11 +3,12 @@
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
 from foredraft.model.gguf.architectures import ARCHITECTURES, Architecture
 from foredraft.model.gguf.blocks import dequantize
@@ -22,7 +23,7 @@ _27B = {"gemma2": 46, "gemma3": 62}
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """Llama 3.1's and 3.2's rotary scaling. A file has only the factors that come out of it."""
 
-_YARN = {"yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow"}
+_YARN = {"yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow", "yarn_attn_factor": "attention_factor"}
 
 
 def architecture_of(file: GgufFile) -> Architecture:
@@ -65,28 +66,43 @@ def end_ids(file: GgufFile) -> list[int]:
     """End-of-sequence ids: the file's own, and the tokens that end a turn or a text by their names."""
     tokens = file.metadata.get("tokenizer.ggml.tokens")
     tokens = tokens if isinstance(tokens, list) else []
-    keys = (f"tokenizer.ggml.{kind}_token_id" for kind in ("eos", "eot", "eom"))
-    found = [number for key in keys if (number := token_id(file, key)) is not None]
+    found = [number for kind in ("eos", "eot", "eom") if (number := token_id(file, kind)) is not None]
     kinds = file.metadata.get("tokenizer.ggml.token_type")
-    if isinstance(kinds, np.ndarray) and len(kinds) == len(tokens):
-        found += [number for number in np.flatnonzero(kinds == 3).tolist() if tokens[number] in _ENDS]
-    return list(dict.fromkeys(found))
+    kinds = kinds if isinstance(kinds, np.ndarray) and len(kinds) >= len(tokens) else None
+    named = {number: token for number, token in enumerate(tokens) if token in ENDS}
+    if kinds is not None:
+        named |= {n: token for n, token in enumerate(tokens) if token in _CONTROL_ENDS and kinds[n] == CONTROL}
+    if {"<|return|>", "<|call|>"} <= set(named.values()):  # there, <|end|> ends a message and not the turn
+        named = {number: token for number, token in named.items() if token != "<|end|>"}
+    return list(dict.fromkeys([*found, *named]))
 
 
-def token_id(file: GgufFile, key: str) -> int | None:
-    """A token's id in the metadata; None if it is missing or outside of the vocabulary."""
-    tokens = file.metadata.get("tokenizer.ggml.tokens")
-    number = file.metadata.get(key)
+def token_id(file: GgufFile, kind: str) -> int | None:
+    """The id of a special token, such as "eos"; SentencePiece has defaults. None if it is missing or no token's id."""
+    tokens, number = file.metadata.get("tokenizer.ggml.tokens"), file.metadata.get(f"tokenizer.ggml.{kind}_token_id")
+    if number is None and file.text("tokenizer.ggml.model") == "llama":
+        number = _SENTENCE_PIECE.get(kind)
     if isinstance(tokens, list) and isinstance(number, int) and not isinstance(number, bool):
         return number if 0 <= number < len(tokens) else None
     return None
 
 
-_ENDS = {
+CONTROL = 3
+"""The type of tokens that text does not contain."""
+
+_SENTENCE_PIECE = {"unknown": 0, "bos": 1, "eos": 2}
+
+ENDS = {
     "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>", "<EOT>",
-    "<|return|>",
+    "_<EOT>", "[EOT]", "<end_of_utterance>", "<|return|>", "<|call|>", "<|eot|>", "<|end_of_turn|>",
+    "<\uff5cend\u2581of\u2581sentence\uff5c>",
 }  # fmt: skip
-"""Control tokens after which an answer is over; llama.cpp stops at the same."""
+"""Tokens after which an answer is over, of whatever type: converters write control, user-defined and normal. llama.cpp
+stops at the same, but for <|eot|> and <|end_of_turn|> where a file does not name them as its end, and at what separates
+files (<|file_sep|>), where the original models go on."""
+
+_CONTROL_ENDS = {"</s>", "<eos>", "[EOS]"}
+"""Ends of a text if they are control tokens; in some vocabularies they are text."""
 
 
 class _Values:
@@ -151,8 +167,8 @@ def _config(values: _Values, architecture: Architecture) -> dict[str, Any]:
         "rms_norm_eps": values.number("attention.layer_norm_rms_epsilon"),
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "eos_token_id": end_ids(file) or None,
-        "bos_token_id": token_id(file, "tokenizer.ggml.bos_token_id"),
-        "pad_token_id": token_id(file, "tokenizer.ggml.padding_token_id"),
+        "bos_token_id": token_id(file, "bos"),
+        "pad_token_id": token_id(file, "padding"),
         **architecture.fixed,
     }
     for key, name in architecture.values.items():
@@ -167,10 +183,17 @@ def _config(values: _Values, architecture: Architecture) -> dict[str, Any]:
 
 
 def _vocabulary(file: GgufFile, hidden: int) -> int:
+    """Rows of the embedding; they may be more than the tokens, but not fewer."""
     info = file.tensors.get("token_embd.weight")
     if info is None or len(info.shape) != 2 or info.shape[1] != hidden:
         raise GgufError(f"{file.path!r} has no embedding of the size that it names: it holds no whole language model.")
-    return info.shape[0]
+    rows, tokens = info.shape[0], file.metadata.get("tokenizer.ggml.tokens")
+    if isinstance(tokens, list) and len(tokens) > rows:
+        raise GgufError(
+            f"{file.path!r} has {len(tokens)} tokens and an embedding of {rows}: the model does not know "
+            f"{shown(tokens[rows])}. Resize the original's embedding (resize_token_embeddings) and convert it again."
+        )
+    return rows
 
 
 def _layers(values: _Values) -> int:
@@ -196,13 +219,11 @@ def _heads(values: _Values, architecture: Architecture, config: Mapping[str, Any
 
 
 def _biases(file: GgufFile, architecture: Architecture) -> dict[str, bool]:
-    """Whether linear layers have biases, for configs that have a flag for them."""
-    if architecture.model_type not in ("llama", "granite", "smollm3"):
-        return {}
-    return {
-        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
-        "mlp_bias": "blk.0.ffn_up.bias" in file.tensors,
-    }
+    """Whether linear layers have biases, for configs that have a flag for them. Then all have: see ``GgufWeights``."""
+    biased = {name.split(".")[-2].partition("_")[0] for name in file.tensors if name.endswith(".bias")}
+    found = {"attention_bias": "attn" in biased, "mlp_bias": "ffn" in biased}
+    known = {each.name for each in fields(CONFIG_MAPPING[architecture.model_type])}
+    return {flag: value for flag, value in found.items() if flag in known}
 
 
 def _window(values: _Values, architecture: Architecture) -> dict[str, int]:
@@ -253,22 +274,29 @@ def _scaling(values: _Values, config: Mapping[str, Any], rotated: int) -> dict[s
             "short_factor": short,
             "original_max_position_embeddings": original,
         }
-    kind = values.get("rope.scaling.type")
-    if kind in (None, "none", "longrope"):  # longrope without factors is no scaling
-        return {"rope_type": "default"}
-    if kind == "linear":
-        return {"rope_type": "linear", "factor": values.number("rope.scaling.factor")}
-    if kind != "yarn":
+    kind, factor = values.get("rope.scaling.type"), _factor(values)
+    if kind not in (None, "none", "linear", "yarn", "longrope"):
         raise values.wrong("rope.scaling.type", kind)
-    found: dict[str, Any] = {
-        "rope_type": "yarn",
-        "factor": values.number("rope.scaling.factor"),
-        "original_max_position_embeddings": values.count("rope.scaling.original_context_length"),
-    }
-    for key, name in {**_YARN, "yarn_attn_factor": "attention_factor", "attn_factor": "attention_factor"}.items():
+    if kind in ("none", "longrope") or (kind is None and factor == 1.0):  # longrope without factors is no scaling
+        return {"rope_type": "default"}
+    if kind != "yarn":  # a factor alone is linear, as in llama.cpp
+        return {"rope_type": "linear", "factor": factor}
+    original = values.count("rope.scaling.original_context_length", config["max_position_embeddings"])
+    found: dict[str, Any] = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+    for key, name in _YARN.items():
         if values.get(f"rope.scaling.{key}") is not None:
             found[name] = values.number(f"rope.scaling.{key}")
+    if values.get("rope.scaling.attn_factor") is not None:  # beside the usual one
+        found["attention_factor"] = values.number("rope.scaling.attn_factor") * (0.1 * math.log(factor) + 1.0)
     return found
+
+
+def _factor(values: _Values) -> float:
+    """What positions are divided by; 1 if the file does not say, or says 0. Old files have another key."""
+    for key in ("rope.scaling.factor", "rope.scale_linear"):
+        if values.get(key):
+            return float(values.number(key))
+    return 1.0
 
 
 def _by_frequency(values: _Values, factors: list[float], rotated: int) -> dict[str, Any]:

@@ -87,6 +87,11 @@ class GgufFile:
         try:
             self.metadata, found, self._start = header.read()
             self.tensors: Mapping[str, TensorInfo] = _checked(found, self._start, header.size, self._alignment())
+        except _UnknownType as error:
+            raise GgufError(
+                f"{self.path!r} has {error}. Take the file in another type, such as Q4_K_M or Q8_0, or the original "
+                "model's folder."
+            ) from None
         except _Damaged as error:
             raise GgufError(f"{self.path!r} is no GGUF file that can be read: {error}.") from None
         self._bytes = torch.frombuffer(header.buffer, dtype=torch.uint8)
@@ -120,6 +125,17 @@ class GgufFile:
 
 class _Damaged(Exception):
     """What is wrong with a file, as a clause."""
+
+
+class _UnknownType(Exception):
+    """Which tensor has a type that is not known, as an object."""
+
+
+_WITHDRAWN = {
+    4: "Q4_2", 5: "Q4_3", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8", 36: "IQ4_NL_4_4", 37: "IQ4_NL_4_8",
+    38: "IQ4_NL_8_8",
+}  # fmt: skip
+"""Types that llama.cpp once had, by number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,8 +245,12 @@ class _Header:
             raise _Damaged(f"the tensor {shown(name)} has {dimensions} dimensions")
         shape = tuple(self._number(_U64) for _ in range(dimensions))[::-1]
         number = self._number(_U32)
+        if number in _WITHDRAWN:
+            what = f"in the type {_WITHDRAWN[number]}, which llama.cpp has withdrawn"
+            raise _UnknownType(f"the tensor {shown(name)} {what}")
         if number not in KINDS:
-            raise _Damaged(f"the tensor {shown(name)} has the unknown type {number}")
+            what = f"in the unknown type {number}, of a newer llama.cpp or of another program"
+            raise _UnknownType(f"the tensor {shown(name)} {what}")
         return _Found(KINDS[number], shape, self._number(_U64))
 
 

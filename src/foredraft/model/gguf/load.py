@@ -1,17 +1,20 @@
 """A transformers model of the weights, the config and the tokenizer in a GGUF file."""
 
-import copy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig
 
 from foredraft.core.errors import OptionError
 from foredraft.model.gguf.blocks import is_float
 from foredraft.model.gguf.file import MAGIC, GgufFile
 from foredraft.model.gguf.weights import GgufWeights
+from foredraft.model.hf.empty import model_class
+from foredraft.model.hf_types import PreTrainedModel
+from foredraft.model.native.checks import check_weight
+from foredraft.model.native.outline import Outline
 
 SUFFIX = ".gguf"
 """The ending of GGUF files' names."""
@@ -45,25 +48,6 @@ def is_quantised_file(file: GgufFile) -> bool:
     return any(len(info.shape) > 1 and not is_float(info.kind) for info in file.tensors.values())
 
 
-def empty_model(config: PreTrainedConfig) -> PreTrainedModel:
-    """The model of a config on the meta device."""
-    with torch.device("meta"):
-        return model_class(config)(copy.deepcopy(config))
-
-
-def weights_of(file: GgufFile, empty: PreTrainedModel) -> GgufWeights:
-    """The weights of a file, checked against its model on the meta device."""
-    tied = set() if not empty.config.tie_word_embeddings else {"lm_head.weight"}
-    shapes = {name: tuple(each.shape) for name, each in empty.named_parameters() if name not in tied}
-    return GgufWeights(file, empty.config, shapes)
-
-
-def model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
-    """The class of the causal LM of a config."""
-    found: Any = MODEL_FOR_CAUSAL_LM_MAPPING[config.__class__]
-    return found
-
-
 def load_float(file: GgufFile, config: PreTrainedConfig, options: Mapping[str, Any]) -> PreTrainedModel:
     """A transformers model with the file's weights in floats.
 
@@ -72,10 +56,14 @@ def load_float(file: GgufFile, config: PreTrainedConfig, options: Mapping[str, A
 
     Raises:
         GgufError: the file's weights are not those of the config's model.
+        ModelError: a weight is damaged.
         OptionError: an option means nothing for a GGUF file.
     """
     if wrong := [name for name in _REFUSED if name in options]:
         raise OptionError(f"{wrong[0]} does not apply to a GGUF file, whose weights are quantised: leave it out.")
-    weights = weights_of(file, empty_model(config))
-    state = {name: weights.tensor(name, options["dtype"]) for name in weights.names}
+    weights = GgufWeights(file, Outline.of_config(config))
+    state = {}
+    for name in weights.names:
+        state[name] = weights.tensor(name, options["dtype"])
+        check_weight(name, state[name])
     return model_class(config).from_pretrained(None, config=config, state_dict=state, **options)

@@ -3,9 +3,11 @@
 A file has the name alone. Each split here is the original tokenizer's, which llama.cpp approximates in places.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tokenizers import Regex, normalizers, pre_tokenizers
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 _CL100K = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -93,3 +95,40 @@ SPLITS = {
     "deepseek-llm": Split((r"[\r\n]", _DEEPSEEK_LETTERS, _DEEPSEEK_MARKS, r"\s+$", _CJK, "digits")),
 }
 """By the name in a file; a name that is missing here has a split that is not known to be right."""
+
+
+_MOST_TOKENS = 8000
+_SLACK = 1000
+"""A split may cut one token more in so many: some come from other texts than those that were split."""
+_NUMBERS = "In 1987 and 2024, 12345 of 678.\r\n"
+
+
+def fitting_split(tokens: Sequence[str]) -> str | None:
+    """The name of the split with which a byte-level vocabulary was made, from its tokens; None without any.
+
+    A split cuts no token of its own vocabulary, but many of others: of those that cut the fewest tokens, it is the one
+    that makes the most parts. Right for the vocabularies of SmolLM2, GPT-4, GPT-4o, Llama 3 and Qwen 3.
+    """
+    texts = [text for text in map(_text, tokens) if len(text) > 1]
+    texts = texts[:: max(1, len(texts) // _MOST_TOKENS)]
+    if not texts:
+        return None
+    cut, parts = dict[str, int](), dict[str, int]()
+    names = {split.steps: name for name, split in reversed(SPLITS.items())}  # the first of equals
+    for name in names.values():
+        split = SPLITS[name].pre_tokenizer()
+        cut[name] = sum(len(split.pre_tokenize_str(text)) > 1 for text in texts)
+        parts[name] = len(split.pre_tokenize_str("".join(texts) + _NUMBERS * 100))
+    fewest = min(cut.values()) + len(texts) // _SLACK
+    return max((name for name in names.values() if cut[name] <= fewest), key=lambda name: parts[name])
+
+
+def _text(token: str) -> str:
+    """The text of a token in the alphabet of bytes; empty if it is no whole characters."""
+    try:
+        return bytes(_BYTES[character] for character in token).decode()
+    except (KeyError, UnicodeDecodeError):
+        return ""
+
+
+_BYTES = {character: byte for byte, character in bytes_to_unicode().items()}

@@ -1,5 +1,6 @@
 """The tokenizer of a GGUF file, equal to the one that the file was made from."""
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,12 +12,13 @@ from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
 from foredraft.core.errors import first_line
-from foredraft.model.gguf.config import token_id
+from foredraft.model.gguf.config import CONTROL, end_ids, token_id
 from foredraft.model.gguf.file import GgufError, GgufFile, shown
-from foredraft.model.gguf.pre_tokenizers import SPLITS
+from foredraft.model.gguf.pre_tokenizers import SPLITS, Split, fitting_split
 
-_UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 2, 3, 4, 5, 6
-_NORMAL = 1
+_log = logging.getLogger(__name__)
+
+_NORMAL, _UNKNOWN, _USER_DEFINED, _UNUSED = 1, 2, 4, 5
 _SPACE = "▁"
 _LONGEST_PIECE = 64
 """Characters of a SentencePiece token of which the merges are looked for; the longest real ones are runs of spaces."""
@@ -40,6 +42,16 @@ class _Vocabulary:
         return [self.tokens[index] for index in np.flatnonzero(np.isin(self.kinds, kinds)).tolist()]
 
 
+class _Uncopied:
+    """Gives a new backend where transformers would copy it, which takes longer than to build it."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    def __deepcopy__(self, memo: object) -> Backend:
+        return self._backend
+
+
 def tokenizer_of(file: GgufFile) -> PreTrainedTokenizerFast:
     """The tokenizer in a file, with special tokens and chat templates.
 
@@ -48,22 +60,31 @@ def tokenizer_of(file: GgufFile) -> PreTrainedTokenizerFast:
         GgufError: it is damaged.
     """
     model = file.text("tokenizer.ggml.model")
-    build = {"gpt2": _byte_level, "llama": _sentence_piece}.get(model or "")
-    if build is None:
+    if model not in ("gpt2", "llama"):
         what = "no tokenizer" if model is None else f"a tokenizer of the kind {shown(model)}"
         raise UnknownTokenizer(
             f"{file.path!r} has {what}; byte-level BPE (gpt2) and SentencePiece (llama) are supported."
         )
     vocabulary = _vocabulary(file)
+    split = None
+    if model == "gpt2":
+        split = SPLITS[name := _split_name(file, vocabulary)]
+        if not _names_split(file):
+            _log.warning(
+                "%s does not name the split of its tokenizer: %s fits its tokens and is used. If token ids are wrong, "
+                "pass the original tokenizer.",
+                file.path,
+                name,
+            )
     try:
-        backend = build(file, vocabulary)
-        _add_special(backend, vocabulary, sentence_piece=model == "llama")
-        backend.post_processor = _post_processor(file, vocabulary, model)
-        named = {key: vocabulary.tokens[number] for key, number in _special(file, model).items()}
+        backend = _sentence_piece(file, vocabulary) if split is None else _byte_level(file, vocabulary, split)
+        _add_special(backend, vocabulary, sentence_piece=split is None)
+        backend.post_processor = _post_processor(file, vocabulary, split)
+        named = {key: vocabulary.tokens[number] for key, number in _special(file).items()}
         return PreTrainedTokenizerFast(
-            tokenizer_object=backend,
+            tokenizer_object=_Uncopied(backend),
             clean_up_tokenization_spaces=False,
-            chat_template=_chat_template(file),
+            chat_template=chat_template_of(file),
             **named,
         )
     except GgufError:
@@ -79,7 +100,8 @@ def _vocabulary(file: GgufFile) -> _Vocabulary:
     tokens, merges = found["tokens"], found["merges"]
     if not isinstance(tokens, list) or not tokens:
         raise GgufError(f"The tokenizer of {file.path!r} is damaged: it has no tokens.")
-    kinds = _numbers(file, "token_type", found["token_type"], len(tokens), _NORMAL)
+    kinds = _numbers(file, "token_type", found["token_type"], len(tokens), _NORMAL).copy()
+    kinds[end_ids(file)] = CONTROL  # whatever the file says, they are no text
     scores = _numbers(file, "scores", found["scores"], len(tokens), 0)
     ids = {
         token: index
@@ -106,15 +128,43 @@ def _numbers(file: GgufFile, key: str, value: Any, count: int, default: int) -> 
     return value[:count]
 
 
-def _byte_level(file: GgufFile, vocabulary: _Vocabulary) -> Backend:
-    """Byte-level BPE with the split that the file names."""
+def tokenizer_kind(file: GgufFile) -> str:
+    """A name for the kind of a tokenizer that ``tokenizer_of`` reads, for people."""
+    if file.text("tokenizer.ggml.model") == "llama":
+        return "SentencePiece"
+    guessed = "" if _names_split(file) else " (not named by the file)"
+    return f"byte-level BPE, split {_split_name(file, _vocabulary(file))}{guessed}"
+
+
+def _names_split(file: GgufFile) -> bool:
+    return file.text("tokenizer.ggml.pre") not in (None, "", "default")
+
+
+def _split_name(file: GgufFile, vocabulary: _Vocabulary) -> str:
+    """The split before BPE: the file's own, or the one that fits its tokens.
+
+    Raises:
+        UnknownTokenizer: the file names one that is not known, or has no tokens of several characters.
+    """
     name = file.text("tokenizer.ggml.pre")
-    if name not in SPLITS:
-        what = "does not name the split" if name is None else f"names the unknown split {shown(name)}"
-        raise UnknownTokenizer(f"{file.path!r} {what} of its tokenizer, without which its tokens would be others.")
+    if _names_split(file):
+        if name not in SPLITS:
+            raise UnknownTokenizer(
+                f"{file.path!r} names the unknown split {shown(name)} of its tokenizer, without which its tokens would "
+                "be others."
+            )
+        return name
+    tokens = [vocabulary.tokens[index] for index in vocabulary.ids.values() if vocabulary.kinds[index] == _NORMAL]
+    found = fitting_split(tokens)
+    if found is None:
+        raise UnknownTokenizer(f"{file.path!r} does not name the split of its tokenizer, and none fits its tokens.")
+    return found
+
+
+def _byte_level(file: GgufFile, vocabulary: _Vocabulary, split: Split) -> Backend:
+    """Byte-level BPE."""
     if vocabulary.merges is None:
         raise GgufError(f"The tokenizer of {file.path!r} is damaged: it has no merges.")
-    split = SPLITS[name]
     backend = Backend(BPE(vocabulary.ids, vocabulary.merges, ignore_merges=split.whole_words))
     if (normalizer := split.normalizer()) is not None:
         backend.normalizer = normalizer
@@ -167,7 +217,7 @@ def _merges(vocabulary: _Vocabulary, ids: Mapping[str, int], *, by_score: bool) 
 def _add_special(backend: Backend, vocabulary: _Vocabulary, *, sentence_piece: bool) -> None:
     """Control tokens, which text means as they stand, and the user's own, which are ordinary text."""
     backend.add_special_tokens(
-        [AddedToken(token, normalized=False, special=True) for token in vocabulary.of_kind(_CONTROL, _UNKNOWN) if token]
+        [AddedToken(token, normalized=False, special=True) for token in vocabulary.of_kind(CONTROL, _UNKNOWN) if token]
     )
     own = [
         token for token in vocabulary.of_kind(_USER_DEFINED) if token and not (sentence_piece and not token.strip(" "))
@@ -175,23 +225,17 @@ def _add_special(backend: Backend, vocabulary: _Vocabulary, *, sentence_piece: b
     backend.add_tokens([AddedToken(token, normalized=False, special=False) for token in own])
 
 
-def _special(file: GgufFile, model: str | None) -> dict[str, int]:
+def _special(file: GgufFile) -> dict[str, int]:
     """Ids of the special tokens by transformers' names."""
-    defaults = {"bos": 1, "eos": 2, "unknown": 0} if model == "llama" else {}
-    found = {}
-    for ours, theirs in {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}.items():
-        number = token_id(file, f"tokenizer.ggml.{ours}_token_id")
-        number = defaults.get(ours) if number is None else number
-        if number is not None and number < len(file.metadata["tokenizer.ggml.tokens"]):
-            found[f"{theirs}_token"] = number
-    return found
+    names = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
+    found = {f"{theirs}_token": token_id(file, ours) for ours, theirs in names.items()}
+    return {name: number for name, number in found.items() if number is not None}
 
 
-def _post_processor(file: GgufFile, vocabulary: _Vocabulary, model: str | None) -> processors.PostProcessor:
-    """Adds the first and the last token as the file says."""
-    special = _special(file, model)
-    split = SPLITS.get(file.text("tokenizer.ggml.pre") or "")
-    begins = model == "llama" or (split is not None and split.bos)
+def _post_processor(file: GgufFile, vocabulary: _Vocabulary, split: Split | None) -> processors.PostProcessor:
+    """Adds the first and the last token as the file says. ``split``: None for SentencePiece."""
+    special = _special(file)
+    begins = split is None or split.bos
     wanted = {"bos_token": ("add_bos_token", begins), "eos_token": ("add_eos_token", False)}
     added = {
         name: special[name]
@@ -206,7 +250,7 @@ def _post_processor(file: GgufFile, vocabulary: _Vocabulary, model: str | None) 
         pair=[*_template(before, "A", 0, behind), *_template(before, "B", 1, behind)],
         special_tokens=list(dict(ends).items()),
     )
-    if model == "llama":
+    if split is None:
         return template
     return processors.Sequence([processors.ByteLevel(trim_offsets=True), template])
 
@@ -215,10 +259,12 @@ def _template(before: Sequence[str], text: str, kind: int, behind: Sequence[str]
     return [*(f"{each}:{kind}" for each in before), f"${text}:{kind}", *(f"{each}:{kind}" for each in behind)]
 
 
-def _chat_template(file: GgufFile) -> str | dict[str, str] | None:
-    """The chat template, or all of them by name."""
+def chat_template_of(file: GgufFile) -> str | dict[str, str] | None:
+    """The chat template, or all of them by name; the first is the default where none has this name."""
     default = file.text("tokenizer.chat_template")
     names = file.metadata.get("tokenizer.chat_templates")
     others = {name: file.text(f"tokenizer.chat_template.{name}") for name in names} if isinstance(names, list) else {}
     found = {name: text for name, text in {"default": default, **others}.items() if text is not None}
-    return found if len(found) > 1 else default
+    if len(found) < 2:
+        return next(iter(found.values()), None)
+    return {"default": next(iter(found.values())), **found}

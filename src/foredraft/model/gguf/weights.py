@@ -1,7 +1,7 @@
-"""Weights of a GGUF file by their names in transformers: codes as they are, or floats."""
+"""Weights of a GGUF file by their names in transformers: blocks as they are, or floats."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
@@ -9,10 +9,11 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from foredraft.model.gguf.architectures import Architecture
-from foredraft.model.gguf.blocks import BlockType, dequantize, is_kept, unpack
+from foredraft.model.gguf.blocks import KEPT, BlockType, dequantize, number_of
 from foredraft.model.gguf.config import architecture_of
 from foredraft.model.gguf.file import GgufError, GgufFile, shown
-from foredraft.model.native.weights import Codes
+from foredraft.model.native.outline import Outline
+from foredraft.model.native.weights import Blocks
 
 _UNUSED = {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}
 """Tensors that became part of the config."""
@@ -20,7 +21,10 @@ _UNUSED = {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """Where a weight of transformers lies: tensors of the file, of which the rows are taken one after another."""
+    """Where a weight of transformers lies: tensors of the file, of which the rows are taken one after another.
+
+    No tensors: a bias that the file leaves out, which is 0.
+    """
 
     pieces: tuple[tuple[str, slice], ...]
     shape: tuple[int, ...]
@@ -35,15 +39,13 @@ class GgufWeights:
         GgufError: tensors are missing, unknown or of other shapes than the config says.
     """
 
-    def __init__(self, file: GgufFile, config: PreTrainedConfig, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """
-        Args:
-            shapes: of all weights of the transformers model, by name.
-        """
+    def __init__(self, file: GgufFile, outline: Outline) -> None:
         self._file = file
         self._architecture = architecture_of(file)
         self._offset = self._architecture.norm_offset
-        self._sources = _sources(file, self._architecture, config)
+        self._sources, shapes = _sources(file, self._architecture, outline.config), outline.shapes
+        left_out = [name for name in shapes if name.endswith(".bias") and name not in self._sources]
+        self._sources |= {name: _Source((), shapes[name]) for name in left_out}
         self._check(shapes)
 
     @property
@@ -52,28 +54,24 @@ class GgufWeights:
         return list(self._sources)
 
     def kinds(self, name: str) -> list[BlockType]:
-        """The types of the tensors that a weight is made of: one, but for fused ones."""
+        """The types of the tensors that a weight is made of: one, but for fused ones and biases that are left out."""
         return [self._file.tensors[piece].kind for piece, _ in self._sources[name].pieces]
 
-    def codes(self, name: str) -> Codes | None:
-        """A quantised weight without another rounding; None for a type that is not kept."""
-        source, found = self._sources[name], []
-        for piece, rows in source.pieces:
-            kind = self._file.tensors[piece].kind
-            self._file.forget()
-            codes = unpack(kind, self._file.data(piece, rows)) if is_kept(kind) else None
-            if codes is None:
-                return None
-            found.append(codes)
-        whole = found[0] if len(found) == 1 else Codes.joined(found)
-        if not source.heads:
-            return whole
-        order = _order(source)
-        return Codes(whole.codes[order], whole.scales[order], whole.minima[order])
+    def blocks(self, name: str) -> Blocks | None:
+        """A quantised weight without another rounding, as views of the file; None for what the kernels do not keep."""
+        source, kinds = self._sources[name], self.kinds(name)
+        if not kinds or kinds[0].name not in KEPT or any(kind is not kinds[0] for kind in kinds):
+            return None
+        self._file.forget()
+        rows = tuple(self._file.data(piece, part) for piece, part in source.pieces)
+        found = Blocks(name, number_of(kinds[0]), rows, source.shape[-1])
+        return replace(found, order=_order(source)) if source.heads else found
 
     def tensor(self, name: str, dtype: torch.dtype = torch.float32) -> Float[Tensor, "..."]:
         """A weight in floats, dequantised if need be."""
         source = self._sources[name]
+        if not source.pieces:
+            return torch.zeros(source.shape, dtype=dtype)
         exact = torch.float32 if self._is_offset(name) else dtype
         self._file.forget()
         found = [
@@ -98,9 +96,9 @@ class GgufWeights:
         if unknown:
             raise GgufError(f"{path!r} has {unknown[0]} and {len(unknown) - 1} more weights that its model has not.")
         for name, source in self._sources.items():
-            if tuple(shapes[name]) != source.shape:
+            if shapes[name] != source.shape:
                 raise GgufError(
-                    f"{path!r} has {name} in the shape {source.shape}, and its metadata says {tuple(shapes[name])}."
+                    f"{path!r} has {name} in the shape {source.shape}, and its metadata says {shapes[name]}."
                 )
 
 

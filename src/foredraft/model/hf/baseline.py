@@ -6,13 +6,13 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
 from foredraft.core.errors import OptionError, PromptError
 from foredraft.core.rng import resolve_seed
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.model.hf.support import context_of
+from foredraft.model.hf_types import PreTrainedModel
 from foredraft.model.text.tokenizer import Tokenizer
 
 _SUPPORTED = ("max_new_tokens", "min_new_tokens", "temperature", "top_k", "top_p", "repetition_penalty", "seed")
@@ -69,7 +69,7 @@ class HFBaseline:
             PromptError: a prompt that leaves no room for a new token.
         """
         longest = max(map(len, prompts))
-        remaining = context_of(self.model) - longest
+        remaining = context_of(self.model.config) - longest
         if remaining < 1:
             raise PromptError(f"The prompt has {longest} tokens, which leaves no room in the model's context.")
         device, eos = self.model.device, list(self._eos)

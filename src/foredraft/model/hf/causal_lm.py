@@ -11,7 +11,6 @@ from typing import Any, final
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from foredraft.core.drafter import StepOut
@@ -20,9 +19,19 @@ from foredraft.core.target_parts import TargetParts
 from foredraft.core.tree import TokenTree
 from foredraft.model.attention.slot_attention import AttentionObserver, AttentionSwap, NoCudnn, runs_kernel
 from foredraft.model.base import TargetModel
-from foredraft.model.hf.head_parts import parts_of
-from foredraft.model.hf.support import check_supported, context_of, first_token_of, layout_of, why_eager
+from foredraft.model.hf.contents import contents_of
+from foredraft.model.hf.head_parts import embedding_rows, parts_of, wide
+from foredraft.model.hf.support import (
+    check_supported,
+    context_of,
+    first_token_of,
+    has_alibi,
+    layout_of,
+    why_eager,
+)
 from foredraft.model.hf.taps import Taps, body
+from foredraft.model.hf.weight_state import WeightState
+from foredraft.model.hf_types import PreTrainedModel
 from foredraft.model.kv.cache import SlotCache, SlotView
 from foredraft.model.kv.masks import MAX_TABLE_NODES, Layout, StepIn, address
 from foredraft.model.linear.packed import PackedWeights, any_weight, plain_copy
@@ -32,6 +41,10 @@ _log = logging.getLogger(__name__)
 
 MODEL_ERRORS = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError, AssertionError)
 """Errors that an unsupported model may raise in a forward."""
+_ALIBI = (
+    "{} adds a bias to attention that it computes from the length of its cache (ALiBi), not from positions: in a draft "
+    "tree, several tokens have one position, so its drafts cannot be verified."
+)
 
 
 @final
@@ -71,8 +84,8 @@ class CausalLM(TargetModel):
         self.origin = model.config.name_or_path or ""
         self.layers: int = config.num_hidden_layers
         self.first_token: int = first_token_of(config)
-        self.max_length: int = context_of(model)
-        self.layout: Layout = layout_of(model)
+        self.max_length: int = context_of(model.config)
+        self.layout: Layout = layout_of(model.config)
         self.weight_bytes: int = weight_bytes(model)
         self.ranks: int = model.tp_size or 1
         self.why_eager = why_eager(model)
@@ -81,6 +94,7 @@ class CausalLM(TargetModel):
         # its name from transformers 5.24 on; before, and in models with code of their own, past_key_values
         self.cache_argument = "cache" if "cache" in parameters else "past_key_values"
         self._taps = Taps(model, ())
+        self._width = 0  # of logits if the model's are narrower than its embedding
         weight = any_weight(model)
         self._device_and_dtype = (weight.device, weight.dtype)
         self._attention = AttentionSwap(model)
@@ -92,12 +106,14 @@ class CausalLM(TargetModel):
         self._packed_dtype = packed_dtype
         self.weights = "int8" if packed_dtype is torch.int8 else None
         self._packed: PackedWeights | None = None
+        self._verify = verify
         self._probed: SlotCache | None = None
         try:
             model.eval()
-            self.vocab_size: int = self._choose_attention(self._expected() if verify else None)
+            self.vocab_size: int = self._probed_vocabulary()
             if fast:
                 self.pack()
+            self._weights_seen = WeightState(model)
             vars(model)[_OWNER] = _Owner(self)
         except BaseException:
             self.close()
@@ -156,6 +172,49 @@ class CausalLM(TargetModel):
             raise ModelError(f"This {self.name} is in training mode: call its eval() before generating.")
         if self._packed is not None:
             self.pack()
+
+    def notice_changes(self) -> None:
+        if self.ranks > 1:  # all processes would have to notice the same
+            return
+        with self._running:  # another thread's forward has its taps on the model
+            if self._weights_seen.same(self.model):
+                return
+            if not self._weights_seen.same_structure(self.model):
+                self._restructured()
+            self._weights_seen = WeightState(self.model)
+            self.weights_version += 1
+
+    def _restructured(self) -> None:
+        """Modules, tensors or hooks were replaced: hook the present ones, and check that the model still runs."""
+        self._taps = Taps(self.model, self._taps.layers)
+        self._attention = AttentionSwap(self.model)
+        size = self._probed_vocabulary()
+        if size != self.vocab_size:
+            raise ModelError(
+                f"This {self.name} had {self.vocab_size} tokens when it was loaded and has {size} now: call close() "
+                "on its generator and load it again."
+            )
+        self.version += 1
+
+    def _probed_vocabulary(self) -> int:
+        """The tokens that the model can read or write, after a check that it runs; see ``_probe``."""
+        self._width = 0
+        own = self._choose_attention(self._expected() if self._verify else None)
+        size = max(own, embedding_rows(self.model))
+        self._width = size if own < size else 0
+        return size
+
+    def contents(self) -> str | None:
+        return contents_of(self.model) if self.ranks == 1 else None
+
+    def invalidate(self) -> None:
+        with self._running:
+            if self._packed is not None:
+                self._packed.undo()
+                self._packed = None
+                self.pack()
+            self.version += 1
+            self.weights_version += 1
 
     def retain(self) -> None:
         self._holders += 1
@@ -266,7 +325,7 @@ class CausalLM(TargetModel):
         logits = output.logits
         if keep is not None and not self._keeps_logits:
             logits = logits[:, keep]
-        return StepOut(logits, self._taps.take())
+        return StepOut(wide(logits, self._width), self._taps.take())
 
     @torch.no_grad()
     def read(self, tokens: Int[Tensor, "B T"], layers: Sequence[int]) -> dict[int, Float[Tensor, "B T H"]]:
@@ -283,16 +342,19 @@ class CausalLM(TargetModel):
     @torch.inference_mode()
     def stock_logits(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T V"]:
         with self._running:
-            return self.model(input_ids=tokens, use_cache=False).logits
+            return wide(self.model(input_ids=tokens, use_cache=False).logits, self._width)
 
     def _expected(self) -> Float[Tensor, "2 V"]:
         """Stock logits after the path 1, 2, 3, 4 and after its sibling 1, 2, 5."""
         ids = self._probe_tokens()
         long, short = ids[:4], torch.cat([ids[:2], ids[4:]])
         try:
-            return torch.stack([self.stock_logits(path[None])[0, -1] for path in (long, short)])
+            logits = torch.stack([self.stock_logits(path[None])[0, -1] for path in (long, short)])
         except MODEL_ERRORS as error:
             raise ModelError(f"{self.name} cannot run a plain forward: {first_line(error).rstrip('.')}.") from error
+        if not bool((logits > -torch.inf).any(-1).all() and (logits < torch.inf).all()):  # False for NaN
+            raise ModelError(_without_logits(self.model, self.name))
+        return logits
 
     def _choose_attention(self, expected: Tensor | None) -> int:
         """Probe the model with the tree attention kernel, where it runs, or else with masks; see ``_probe``."""
@@ -323,6 +385,8 @@ class CausalLM(TargetModel):
             self.forward(self.address(TokenTree.chain(ids[None, :1]), base, (0,), 1), cache)
             logits = self.forward(self.address(tree, base + 1, (0,), 13), cache).logits[0]
         except MODEL_ERRORS as error:
+            if has_alibi(self.model):
+                raise ModelError(_ALIBI.format(self.name)) from error
             raise ModelError(
                 f"{self.name} cannot run over foredraft's slot cache: {first_line(error).rstrip('.')}."
             ) from error
@@ -333,6 +397,8 @@ class CausalLM(TargetModel):
             found, stock = logits[[10, 11]].float(), expected.float()
             error = (found - stock).square().mean().sqrt() / stock.std().clamp(min=1e-6)
             if not error <= (0.1 if self.dtype.itemsize < 4 else 1e-2):  # NaN counts as different
+                if has_alibi(self.model):
+                    raise ModelError(_ALIBI.format(self.name))
                 raise ModelError(
                     f"{self.name} gives other logits for a draft tree than for its paths alone (they differ by "
                     f"{error:.0%} of their standard deviation), so its drafts cannot be verified; its attention or "
@@ -342,6 +408,15 @@ class CausalLM(TargetModel):
 
     def _probe_tokens(self) -> Int[Tensor, "5"]:
         return torch.arange(1, 6, device=self.device) % self.model.config.get_text_config().vocab_size
+
+
+def _without_logits(model: PreTrainedModel, name: str) -> str:
+    """Why a model has no finite logits, as a sentence."""
+    for weight, values in model.named_parameters():
+        if values.is_floating_point() and not bool(values.isfinite().all()):
+            return f"The weight {weight} of this {name} has NaN or infinite values: it is damaged."
+    kind = str(model.dtype).removeprefix("torch.")
+    return f"The logits of this {name} are NaN or infinite in {kind}: load it in bfloat16 or float32."
 
 
 _OWNER = "_foredraft"
@@ -383,7 +458,9 @@ def release(model: object) -> None:
     Raises:
         ModelError: the argument is not a transformers model.
     """
-    if not isinstance(model, PreTrainedModel):
+    from transformers import PreTrainedModel as model_type
+
+    if not isinstance(model, model_type):
         raise ModelError(f"release takes the transformers model of a generator, not {kind_of(model)}.")
     found = owner_of(model)
     if found is not None:

@@ -1,16 +1,20 @@
 """Converts transformers' generation options to ``SamplingParams``, or refuses them with the reason; its outputs."""
 
+import logging
 from collections.abc import Container, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel
-from transformers.generation.utils import GenerateDecoderOnlyOutput
+from transformers import GenerationConfig
+from transformers.utils.generic import ModelOutput
 
 from foredraft.core.errors import OptionError, PromptError, kind_of
 from foredraft.core.sampling.params import SamplingParams
+from foredraft.model.hf_types import PreTrainedModel
+
+_log = logging.getLogger(__name__)
 
 _BEAMS = "use load(model).beam_search for beam search"
 _ASSISTED = "drafting options belong to the drafter, as in prompt_lookup,prompt_lookup_num_tokens=8"
@@ -95,6 +99,45 @@ NO_TOKENIZER = (
 )
 
 
+_NO_DEFAULTS = {
+    *_CHANGES_COST,
+    *("use_cache", "is_assistant", "use_mtp", "assistant_early_exit", "prompt_lookup_num_tokens", "speculation_type"),
+    *("output_scores", "output_logits", "output_attentions", "output_hidden_states", "num_return_sequences"),
+    *("max_length", "remove_invalid_values", "eos_token_id"),
+}
+"""What a model's own configuration may say without any effect on a request's text; its ends are read elsewhere."""
+
+
+def default_options(config: GenerationConfig | None, name: str) -> dict[str, Any]:
+    """Options of ``SamplingParams`` that a model's own ``GenerationConfig`` sets: the defaults of requests.
+
+    As in transformers, ``temperature`` counts if ``do_sample`` is set; ``max_length``, which counts the prompt, does
+    not. What changes texts and is not supported is left out, with a warning.
+
+    Args:
+        name: of the model, for messages.
+
+    Raises:
+        OptionError: a value is not valid.
+    """
+    given = {} if config is None else _given(config, _NO_DEFAULTS)
+    known = vars(GenerationConfig())
+    if refused := [each for each in _refused(given) if each in known]:
+        _log.warning(
+            "The generation config of %s has %s, which foredraft does not support: left out.", name, ", ".join(refused)
+        )
+    found = _options(given)
+    if not given.get("do_sample"):
+        del found["temperature"]
+    try:
+        SamplingParams.from_options(found)
+    except OptionError as error:
+        raise OptionError(
+            f"The generation config of {name!r}: {error} generation_config='none' leaves it out."
+        ) from None
+    return found
+
+
 def sampling_params(config: GenerationConfig, overridden: Container[str] = ()) -> SamplingParams:
     """Convert a ``GenerationConfig``. Unset options have the defaults of ``SamplingParams``, ``top_k`` included.
 
@@ -104,21 +147,39 @@ def sampling_params(config: GenerationConfig, overridden: Container[str] = ()) -
     Raises:
         OptionError: an option is set that ``SamplingParams`` does not support.
     """
-    refused = {**_CHANGES_OUTPUT, **_CHANGES_COST, **_ONLY_PARAMS}
-    given = {name: value for name, value in config.to_dict().items() if value is not None and name not in overridden}
+    given = _given(config, overridden)
+    for name, reason in _refused(given).items():
+        raise OptionError(f"The GenerationConfig has {name}={given[name]!r}: {reason}.")
+    return SamplingParams.from_options(_options(given))
+
+
+def _given(config: GenerationConfig, left_out: Container[str]) -> dict[str, Any]:
+    """The options that a configuration sets, but for these."""
+    given = {name: value for name, value in config.to_dict().items() if value is not None and name not in left_out}
     given = {name: value for name, value in given.items() if not name.startswith("_")}  # internal to transformers
     for newer, older in (("max_new_tokens", "max_length"), ("min_new_tokens", "min_length")):
-        if newer in given or newer in overridden:
+        if newer in given or newer in left_out:
             given.pop(older, None)  # as in transformers
+    return given
+
+
+def _refused(given: Mapping[str, Any]) -> dict[str, str]:
+    """Those of the options that ``SamplingParams`` does not have, and why."""
+    known, found = {**_CHANGES_OUTPUT, **_CHANGES_COST, **_ONLY_PARAMS}, {}
     for name, value in given.items():
-        neutral, reason = refused.get(name, (False, "foredraft has no such option"))
+        neutral, reason = known.get(name, (False, "foredraft has no such option"))
         if name not in _SAME and name not in _IGNORED and value is not False and value != neutral:
-            raise OptionError(f"The GenerationConfig has {name}={value!r}: {reason}.")
+            found[name] = reason
+    return found
+
+
+def _options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of ``SamplingParams``."""
     options = {name: given[name] for name in _SAME if name in given and given[name] != _OFF.get(name)}
     if "suppress_tokens" in given:
         options["logit_bias"] = dict.fromkeys(given["suppress_tokens"], float("-inf"))
     options["temperature"] = given.get("temperature", 1.0) if given.get("do_sample") else 0.0
-    return SamplingParams.from_options(options)
+    return options
 
 
 def check_config(config: GenerationConfig, own: GenerationConfig) -> None:
@@ -161,6 +222,11 @@ def check_inputs(model: PreTrainedModel, input_ids: Tensor, inputs: Mapping[str,
         if cache is not None and (cache.get_seq_length() > 0 or vars(cache).get("_is_user_defined", False)):
             raise OptionError(f"{name} is not available while drafting: {_CACHE}.")
     mask, positions = inputs.get("attention_mask"), inputs.get("position_ids")
+    if mask is not None and not bool((mask[:, -1] != 0).all()):
+        row = int((mask[:, -1] == 0).int().argmax())
+        raise OptionError(
+            f"The attention mask leaves out the last token of row {row}: pad on the left, and give each row a token."
+        )
     if positions is None or positions.ndim != 2:
         return
     seen = input_ids.new_ones(1, input_ids.shape[1]) if mask is None else mask
@@ -201,16 +267,26 @@ def configured_stop_strings(arguments: Mapping[str, Any], model: PreTrainedModel
     return None
 
 
+def pad_of(config: GenerationConfig) -> int:
+    """What follows the end of a row, as ``generate`` has prepared it: without a padding token an end-of-sequence id."""
+    prepared: Any = getattr(config, "_pad_token_tensor", None)
+    return 0 if prepared is None else int(prepared)
+
+
 def as_generate_output(
     prompts: Tensor, outputs: Sequence[Sequence[int]], pad: int, as_dict: bool
-) -> Tensor | GenerateDecoderOnlyOutput:
+) -> Tensor | ModelOutput:
     """The prompts [B, T] followed by their outputs, padded on the right, as ``generate`` returns them."""
     width = max(len(output) for output in outputs)
     tail = torch.full((len(outputs), width), pad, dtype=prompts.dtype, device=prompts.device)
     for row, output in enumerate(outputs):
         tail[row, : len(output)] = torch.tensor(list(output), dtype=prompts.dtype)
     sequences: Any = torch.cat([prompts, tail], dim=1)
-    return GenerateDecoderOnlyOutput(sequences=sequences) if as_dict else sequences
+    if not as_dict:
+        return sequences
+    from transformers.generation.utils import GenerateDecoderOnlyOutput  # modelling code, see ``hf_types``
+
+    return GenerateDecoderOnlyOutput(sequences=sequences)
 
 
 def _check(name: str, value: object, neutral: tuple[object, ...], reason: str) -> None:

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from transformers import __version__
 from transformers.utils import logging as hf_logging
 
 from foredraft.core.errors import ModelError, first_line
+from foredraft.files.read import check_model_files, check_regular
 
 TRANSFORMERS: str = __version__
 """The transformers version recorded in the configs that we write."""
@@ -88,6 +89,8 @@ def fetch(name: str, options: Mapping[str, Any] | None = None) -> Path:
     folder = local_path(name)
     if folder is not None:
         if folder.is_dir():
+            with suppress(OSError):  # whoever reads it says what is wrong
+                check_model_files(folder)
             return folder
         raise ModelError(f"{name!r} is a file; expected a folder with config.json and weights.")
     if not is_hub_name(name):
@@ -115,8 +118,10 @@ def fetch_file(name: str, options: Mapping[str, Any] | None = None) -> Path:
     path = local_path(name)
     owner, _, rest = name.partition("/")
     repository, _, file = rest.partition("/")
-    if path is not None and path.is_file():
-        return path
+    if path is not None:
+        check_regular(path)
+        if path.is_file():
+            return path
     if not file or not is_hub_name(f"{owner}/{repository}"):
         raise ModelError(f"There is no file {name!r}.")
     given = {key: value for key, value in (options or {}).items() if key != "trust_remote_code"}

@@ -1,88 +1,128 @@
 """Converts transformers' logits processors to ``SamplingParams``.
 
-``generate`` passes a finished list of processors. Those that the warp implements are converted to parameters, so they
-run vectorised over all nodes and on rows without padding. Others are called unchanged.
+``generate`` passes a finished list of processors. Where the warp implements them all, they run over all nodes of a
+draft at once. Otherwise they are called as transformers calls them, see ``sample_loop``, and drafts follow those that
+the warp implements.
 """
 
 import math
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+from torch import Tensor
 from transformers.generation import logits_process as stock
 
 from foredraft.core.errors import OptionError
 
 
-def _is_convertible(processor: Any) -> bool:
-    """Whether its options can all be expressed as our parameters. (A tensor ``prompt_ignore_length`` is padding.)"""
-    ignored = getattr(processor, "prompt_ignore_length", None)
-    fill, least = getattr(processor, "filter_value", -math.inf), getattr(processor, "min_tokens_to_keep", 1)
-    return not isinstance(ignored, int) and fill == -math.inf and least == 1
+class Prepared(NamedTuple):
+    """A ``generate`` call, as transformers has prepared it.
 
+    ``starts``: the number of padding tokens before each row's first, if all of its padding is there; else None.
+    ``ends``: the end-of-sequence ids.
+    """
 
-_STATEFUL = (stock.UnbatchedClassifierFreeGuidanceLogitsProcessor, stock.SynthIDTextWatermarkLogitsProcessor)
+    width: int
+    vocab_size: int
+    starts: tuple[int, ...] | None
+    ends: frozenset[int]
+    do_sample: bool
+
+    @property
+    def padded(self) -> bool:
+        """Whether processors see tokens that the model does not."""
+        return self.starts is None or any(self.starts)
 
 
 class Translated(NamedTuple):
-    """Fields of ``SamplingParams``, and the processors that are not part of transformers."""
+    """Fields of ``SamplingParams``, and whether they are all that the processors do."""
 
     fields: dict[str, Any]
-    others: tuple[Callable, ...]
+    complete: bool
 
 
-_READERS: dict[type, Callable[[Any, int], dict[str, Any]]] = {
-    stock.TemperatureLogitsWarper: lambda p, _: {"temperature": p.temperature},
-    stock.TopKLogitsWarper: lambda p, _: {"top_k": p.top_k},
-    stock.TopPLogitsWarper: lambda p, _: {"top_p": p.top_p},
-    stock.MinPLogitsWarper: lambda p, _: {"min_p": p.min_p},
-    stock.TypicalLogitsWarper: lambda p, _: {"typical_p": p.mass},
-    stock.EpsilonLogitsWarper: lambda p, _: {"epsilon_cutoff": p.epsilon},
-    stock.EtaLogitsWarper: lambda p, _: {"eta_cutoff": float(p.epsilon)},
-    stock.RepetitionPenaltyLogitsProcessor: lambda p, _: {"repetition_penalty": p.penalty},
-    stock.NoRepeatNGramLogitsProcessor: lambda p, _: {"no_repeat_ngram_size": p.ngram_size},
-    stock.MinLengthLogitsProcessor: lambda p, prompt: {"min_new_tokens": max(0, p.min_length - prompt)},
-    stock.MinNewTokensLengthLogitsProcessor: lambda p, _: {"min_new_tokens": p.min_new_tokens},
-    stock.LogitNormalization: lambda p, _: {},
+_Reader = Callable[[Any, Prepared], dict[str, Any] | None]
+
+
+def _repetition(p: Any, call: Prepared) -> dict[str, Any] | None:
+    ignored = p.prompt_ignore_length
+    ignores_padding = isinstance(ignored, Tensor) and call.starts == tuple(ignored.tolist())
+    return {"repetition_penalty": p.penalty} if ignores_padding or (ignored is None and not call.padded) else None
+
+
+def _ngrams(p: Any, call: Prepared) -> dict[str, Any] | None:
+    return None if call.padded else {"no_repeat_ngram_size": p.ngram_size}
+
+
+def _bias(p: Any, call: Prepared) -> dict[str, Any] | None:
+    single = all(len(sequence) == 1 for sequence in p.sequence_bias)
+    return {"logit_bias": {ids[0]: bias for ids, bias in p.sequence_bias.items()}} if single else None
+
+
+def _bad_words(p: Any, call: Prepared) -> dict[str, Any] | None:
+    words = tuple(p.sequence_bias)
+    return None if call.padded and any(len(word) > 1 for word in words) else {"bad_words_ids": words}
+
+
+def _suppressed(p: Any, call: Prepared) -> dict[str, Any] | None:
+    return {"logit_bias": {token: -math.inf for token in p.suppress_tokens.tolist() if 0 <= token < call.vocab_size}}
+
+
+def _least(p: Any, call: Prepared) -> dict[str, Any] | None:
+    least = p.min_new_tokens if isinstance(p, stock.MinNewTokensLengthLogitsProcessor) else p.min_length - call.width
+    return {"min_new_tokens": max(0, least)} if call.ends == set(p.eos_token_id.tolist()) else None
+
+
+def _warper(name: str, attribute: str, kind: type = float) -> _Reader:
+    def read(p: Any, call: Prepared) -> dict[str, Any] | None:
+        fill, least = getattr(p, "filter_value", -math.inf), getattr(p, "min_tokens_to_keep", 1)
+        keeps_best = call.do_sample or not isinstance(p, stock.TypicalLogitsWarper)
+        return {name: kind(getattr(p, attribute))} if (fill, least) == (-math.inf, 1) and keeps_best else None
+
+    return read
+
+
+_STAGES: dict[type, tuple[int, _Reader]] = {
+    stock.SequenceBiasLogitsProcessor: (0, _bias),
+    stock.RepetitionPenaltyLogitsProcessor: (1, _repetition),
+    stock.NoRepeatNGramLogitsProcessor: (2, _ngrams),
+    stock.NoBadWordsLogitsProcessor: (3, _bad_words),
+    stock.MinLengthLogitsProcessor: (4, _least),
+    stock.MinNewTokensLengthLogitsProcessor: (5, _least),
+    stock.SuppressTokensLogitsProcessor: (6, _suppressed),
+    stock.TemperatureLogitsWarper: (7, _warper("temperature", "temperature")),
+    stock.TopKLogitsWarper: (8, _warper("top_k", "top_k", int)),
+    stock.TopPLogitsWarper: (9, _warper("top_p", "top_p")),
+    stock.MinPLogitsWarper: (10, _warper("min_p", "min_p")),
+    stock.TypicalLogitsWarper: (11, _warper("typical_p", "mass")),
+    stock.EpsilonLogitsWarper: (12, _warper("epsilon_cutoff", "epsilon")),
+    stock.EtaLogitsWarper: (13, _warper("eta_cutoff", "epsilon")),
+    stock.LogitNormalization: (14, lambda p, call: {}),
 }
+"""The processors that the warp implements, with their places in its order; bans may stand anywhere."""
 
 
 def check_processors(processors: Iterable[Callable]) -> None:
-    """Raise an ``OptionError`` for stateful processors: drafting calls them for nodes that may be rejected."""
-    for processor in processors:
-        if isinstance(processor, _STATEFUL):
-            name = processor.__class__.__name__
-            raise OptionError(f"{name} is not available while drafting: its result depends on its earlier calls.")
+    """Raise an ``OptionError`` for a processor of transformers that runs the model."""
+    if any(isinstance(each, stock.UnbatchedClassifierFreeGuidanceLogitsProcessor) for each in processors):
+        raise OptionError(
+            "UnbatchedClassifierFreeGuidanceLogitsProcessor is not available while drafting: classifier-free guidance "
+            "runs the model between two steps."
+        )
 
 
-def for_row(processors: Iterable[Callable], row: int) -> stock.LogitsProcessorList:
-    """The processors of one row of a batch; ``prefix_allowed_tokens_fn`` is called with the row's number.
-
-    Without this, transformers would pass the index within a call, whose rows are nodes of one request.
-    """
-    own = stock.LogitsProcessorList()
-    for processor in processors:
-        if isinstance(processor, stock.PrefixConstrainedLogitsProcessor):
-            allowed = processor._prefix_allowed_tokens_fn
-            processor = stock.PrefixConstrainedLogitsProcessor(lambda _, ids, ask=allowed: ask(row, ids), 1)
-        own.append(processor)
-    return own
-
-
-def translate(processors: Iterable[Callable], prompt_length: int) -> Translated | None:
-    """Convert a list of processors; None if it has a transformers processor that the warp does not implement.
-
-    Args:
-        prompt_length: tokens of a row of ``input_ids``, padding included; ``min_length`` includes them.
-    """
+def translate(processors: Iterable[Callable], call: Prepared) -> Translated:
+    """Convert a list of processors. It is complete if all are transformers' own, each does here what the warp does, and
+    they are in the warp's order."""
     fields: dict[str, Any] = {}
-    others: list[Callable] = []
+    complete, last = True, -1
     for processor in processors:
-        reader = _READERS.get(processor.__class__)
-        if reader is not None and _is_convertible(processor):
-            for name, value in reader(processor, prompt_length).items():
-                fields[name] = max(value, fields[name]) if name == "min_new_tokens" and name in fields else value
-        elif processor.__class__.__module__.startswith("transformers."):
-            return None
-        else:
-            others.append(processor)
-    return Translated(fields, tuple(others))
+        place, read = _STAGES.get(processor.__class__, (last, lambda p, call: None))
+        found = read(processor, call)
+        complete &= found is not None and place > last
+        last = place
+        for name, value in (found or {}).items():
+            if name == "min_new_tokens":
+                value = max(value, fields.get(name, 0))
+            fields[name] = {**fields.get(name, {}), **value} if name == "logit_bias" else value
+    return Translated(fields, complete)

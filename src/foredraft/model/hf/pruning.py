@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from foredraft.core.errors import ModelError
 from foredraft.model.hf.pruned_parts import Kept, Masks, TransformerSizes
+from foredraft.model.hf_types import PreTrainedModel
 
 LAYOUTS = ("llama", "mistral", "qwen2", "qwen3")
 """Values of ``model_type`` with Llama's layer structure."""

@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from transformers import BitsAndBytesConfig, PreTrainedConfig, PreTrainedModel
+from transformers import BitsAndBytesConfig, PreTrainedConfig
 
 from foredraft.core.errors import ModelError
+from foredraft.model.hf_types import PreTrainedModel
 from foredraft.model.kv.masks import Layout
 
 _REACH = {"full_attention": None, "sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
@@ -57,9 +58,16 @@ def check_generates(model: PreTrainedModel) -> None:
         raise ModelError(f"{model.__class__.__name__} has no language-model head; load a ...ForCausalLM.")
 
 
-def is_quantised(model: PreTrainedModel) -> bool:
-    """Whether transformers quantised the model when it was loaded."""
-    return getattr(model.config, "quantization_config", None) is not None
+def has_alibi(model: PreTrainedModel) -> bool:
+    """Whether attention has a bias by distance (ALiBi; Press et al. 2021), as the config says."""
+    config = model.config.get_text_config()
+    own = getattr(config, "attn_config", None) or config  # MPT's is apart
+    return config.model_type == "bloom" or bool(getattr(own, "alibi", False))
+
+
+def is_quantised(config: PreTrainedConfig) -> bool:
+    """Whether transformers quantised the model of this config when it was loaded."""
+    return getattr(config, "quantization_config", None) is not None
 
 
 def _mixes_rows(model: PreTrainedModel) -> bool:
@@ -68,14 +76,14 @@ def _mixes_rows(model: PreTrainedModel) -> bool:
     return isinstance(config, BitsAndBytesConfig) and config.load_in_8bit and config.llm_int8_threshold > 0
 
 
-def context_of(model: PreTrainedModel) -> int:
+def context_of(whole: PreTrainedConfig) -> int:
     """The model's context length in tokens.
 
     At most its last position, and less for models whose rows affect each other at greater lengths: "longrope" changes
     all positions of a batch once its longest row exceeds the original context, and Llama 4 scales queries by positions
     that it counts itself.
     """
-    config = model.config.get_text_config()
+    config: Any = whole.get_text_config()
     limit = getattr(config, "max_position_embeddings", None) or UNBOUNDED
     for part in _ropes(config):
         if part.get("rope_type") == "longrope":
@@ -107,9 +115,9 @@ def _ropes(config: object) -> list[Mapping]:
     return [rope, *(value for value in rope.values() if isinstance(value, Mapping))]
 
 
-def layout_of(model: PreTrainedModel) -> Layout:
-    """The model's layer types and their attention windows in tokens, from its config."""
-    config = model.config.get_text_config()
+def layout_of(config: PreTrainedConfig) -> Layout:
+    """The model's layer types and their attention windows in tokens."""
+    config = config.get_text_config()
     kinds = _layer_types(config)
     if not kinds:
         if getattr(config, "sliding_window", None) is not None:

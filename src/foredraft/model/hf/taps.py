@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from foredraft.core.errors import ModelError
 from foredraft.core.target_parts import FINAL
+from foredraft.model.hf_types import PreTrainedModel
 
 
 class Taps:

@@ -184,6 +184,8 @@ class PackedConv1D(_Packed, Conv1D):
 
 
 _CLASSES: dict[type, type[_Packed]] = {each.plain_class: each for each in (PackedLinear, PackedConv1D)}
+PLAIN_CLASSES: dict[type, type[nn.Module]] = {packed: plain for plain, packed in _CLASSES.items()}
+"""Of packed layers, by their own classes."""
 
 
 class PackedWeights:

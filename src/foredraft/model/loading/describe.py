@@ -3,17 +3,18 @@
 from dataclasses import dataclass
 from math import prod
 
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from foredraft.core.errors import ModelError
-from foredraft.model.gguf.blocks import is_kept, reading
+from foredraft.model.gguf.blocks import reading
 from foredraft.model.gguf.config import config_of
 from foredraft.model.gguf.file import GgufError, GgufFile
-from foredraft.model.gguf.load import empty_model, weights_of
-from foredraft.model.gguf.tokenizer import tokenizer_of
+from foredraft.model.gguf.tokenizer import chat_template_of, tokenizer_kind, tokenizer_of
+from foredraft.model.gguf.weights import GgufWeights
 from foredraft.model.hf.hub import quiet
 from foredraft.model.loading.load import model_config
 from foredraft.model.loading.quantised import engine_for, native_reading
+from foredraft.model.native.outline import Outline
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +76,11 @@ def inspect_model(name: str) -> ModelInfo:
     if config.__class__ not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ModelError(f"{name!r} is not a causal LM that transformers knows.")
     with quiet():
-        model = empty_model(config)
-    text, engine = config.get_text_config(), engine_for(model, "int8")
-    tied = {id(each): each for each in model.parameters()}
+        outline = Outline.of_config(config)
+    text, engine = config.get_text_config(), engine_for(config, "int8")
     return ModelInfo(
         model_type=text.model_type,
-        parameters=sum(each.numel() for each in tied.values()),
+        parameters=sum(prod(shape) for shape in outline.shapes.values()),
         layers=text.num_hidden_layers,
         hidden_size=text.hidden_size,
         vocab_size=text.vocab_size,
@@ -97,9 +97,8 @@ def inspect_gguf(file: GgufFile) -> GgufInfo:
         GgufError: it cannot be loaded.
     """
     config = config_of(file)
-    model = empty_model(config)
-    weights_of(file, model)
-    engine = engine_for(model, "int8")
+    GgufWeights(file, Outline.of_config(config))
+    engine = engine_for(config, "int8")
     tensors = file.tensors.values()
     kinds = {info.kind for info in tensors}
     matrices = {info.kind for info in tensors if len(info.shape) > 1}
@@ -109,7 +108,7 @@ def inspect_gguf(file: GgufFile) -> GgufInfo:
             sum(info.kind == kind for info in tensors),
             sum(prod(info.shape) for info in tensors if info.kind == kind),
             reading(kind),
-            native_reading(kind.name, kept=is_kept(kind)) if engine.name == "native" and kind in matrices else None,
+            native_reading(kind.name) if engine.name == "native" and kind in matrices else None,
         )
         for kind in kinds
     ]
@@ -124,7 +123,7 @@ def inspect_gguf(file: GgufFile) -> GgufInfo:
         vocab_size=config.vocab_size,
         context=config.max_position_embeddings,
         tokenizer=_tokenizer(file),
-        chat_template=file.text("tokenizer.chat_template") is not None,
+        chat_template=chat_template_of(file) is not None,
         engine=engine.name,
         why=engine.why,
         types=tuple(sorted(types, key=lambda each: (-each.parameters, each.type))),
@@ -133,9 +132,6 @@ def inspect_gguf(file: GgufFile) -> GgufInfo:
 
 def _tokenizer(file: GgufFile) -> str:
     try:
-        tokens = len(tokenizer_of(file))
+        return f"{tokenizer_kind(file)}, {len(tokenizer_of(file)):,} tokens"
     except GgufError as error:
         return f"none: {error}"
-    split = file.text("tokenizer.ggml.pre")
-    kind = "SentencePiece" if file.text("tokenizer.ggml.model") == "llama" else f"byte-level BPE, split {split}"
-    return f"{kind}, {tokens:,} tokens"

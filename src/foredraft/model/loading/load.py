@@ -11,27 +11,34 @@ from typing import Any
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import nn
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from foredraft.core.errors import ModelError, first_line, kind_of
+from foredraft.model.base import TargetModel
 from foredraft.model.gguf.config import config_of
 from foredraft.model.gguf.file import GgufFile
-from foredraft.model.gguf.load import empty_model, is_gguf, is_quantised_file, load_float, own_dtype, weights_of
+from foredraft.model.gguf.load import is_gguf, is_quantised_file, load_float, own_dtype
 from foredraft.model.gguf.tokenizer import UnknownTokenizer, tokenizer_of
 from foredraft.model.gguf.weights import GgufWeights
 from foredraft.model.hf.hub import ACCESS, cached_only, fetch_file, is_hub_name, local_path, quiet
 from foredraft.model.hf.support import check_decoder, check_generates, is_quantised
+from foredraft.model.hf_types import PreTrainedModel
 from foredraft.model.loading.bundled import resolve
 from foredraft.model.loading.model_files import check_folder, check_sizes
 from foredraft.model.loading.placement import PLACEMENT, as_device, as_dtype, check_fits
-from foredraft.model.loading.quantised import empty_model_of, engine_for, open_folder
+from foredraft.model.loading.quantised import (
+    engine_for,
+    native_model,
+    open_folder,
+    outline_of_folder,
+    rounded_file,
+    rounded_model,
+    source_for,
+    with_weights,
+)
 from foredraft.model.loading.tokenizers import as_tokenizer, eos_token_ids, tokenizer_for
-from foredraft.model.native.decoder import Source
+from foredraft.model.native.decoder import Source, source_of
+from foredraft.model.native.outline import Outline
 from foredraft.model.native.saved import SavedWeights, saved_weights
 from foredraft.model.text.tokenizer import Tokenizer
 
@@ -53,21 +60,71 @@ _UNKNOWN_OPTION = re.compile(r".*__init__\(\) got an unexpected keyword argument
 class Loaded:
     """A model with its tokenizer (None if it has none) and its end-of-sequence ids.
 
-    ``file``: the weights of a model that is on the meta device, because the native engine reads them from there.
+    ``file``: the weights of a model without a module, because the native engine reads them from there.
     ``weights``: what a saved model was quantised to, or is to be by the native engine ("auto" for a GGUF file that
     stays as it is); None for any other.
     """
 
-    model: PreTrainedModel
+    outline: Outline
     tokenizer: Tokenizer | None
     eos_token_ids: tuple[int, ...]
+    module: PreTrainedModel | None = None
     file: GgufWeights | Source | None = None
     weights: str | None = None
+
+    @classmethod
+    def of(cls, model: PreTrainedModel, tokenizer: Tokenizer | None) -> "Loaded":
+        """A transformers model."""
+        outline = Outline.of(model)
+        return cls(outline, tokenizer, eos_token_ids(outline, tokenizer), model)
+
+    @classmethod
+    def of_file(
+        cls, outline: Outline, file: GgufWeights | Source, tokenizer: Tokenizer | None, weights: str | None = None
+    ) -> "Loaded":
+        """A model for the native engine."""
+        return cls(outline, tokenizer, eos_token_ids(outline, tokenizer), file=file, weights=weights)
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The transformers model.
+
+        Raises:
+            ModelError: there is none, since the native engine reads the weights from a file.
+        """
+        if self.module is None:
+            raise ModelError(f"{self.outline.name} is loaded for the native engine alone.")
+        return self.module
 
     def quantised_to(self, weights: str | None) -> str | None:
         """The weights that the model runs with if these are asked for; None if it keeps those of its checkpoint."""
         found = self.weights or weights
         return found if self.file is not None or self.model.device.type == "cpu" else None
+
+    def with_weights(self, weights: str, *, owned: bool = False, kv_cache_dtype: str | None = None) -> TargetModel:
+        """See ``quantised.with_weights``."""
+        if self.file is not None:
+            return native_model(self.outline, self.file, weights, kv_cache_dtype)
+        return with_weights(self.model, weights, owned=owned, kv_cache_dtype=kv_cache_dtype)
+
+    def rounded(self, weights: str) -> PreTrainedModel:
+        """See ``quantised.rounded_model``."""
+        if self.file is not None:
+            return rounded_file(self.outline, self.file, weights)
+        return rounded_model(self.model, weights)
+
+    def native_source(self, weights: str) -> Source:
+        """The weights for the native engine, as floats or as codes that stay.
+
+        Raises:
+            ModelError: the engine cannot run the model.
+        """
+        if self.file is not None:
+            return source_for(self.file, weights)
+        choice = engine_for(self.outline.config, weights)
+        if choice.name != "native":
+            raise ModelError(choice.why)
+        return source_of(self.model)
 
 
 def load_model(
@@ -123,7 +180,7 @@ def _load_named(name: str, given: dict[str, Any], device: str, weights: str | No
                 check_sizes(folder / (given.get("subfolder") or ""))
             if weights is not None and (found := open_folder(path, config, weights)):
                 own = tokenizer_for(tokenizer, name, path, _about_files(given))
-                return Loaded(found.model, own, eos_token_ids(found.model, own), found.source)
+                return Loaded.of_file(found.outline, found.source, own)
             _begin(name, config, given, device)
             loaded: Any = AutoModelForCausalLM.from_pretrained(path, output_loading_info=True, **given)
             model, info = loaded
@@ -135,7 +192,7 @@ def _load_named(name: str, given: dict[str, Any], device: str, weights: str | No
         except Exception as error:  # transformers raises many types
             raise ModelError(_explained(name, path, given, error)) from error
         own = tokenizer_for(tokenizer, name, path, _about_files(given))
-    return Loaded(model, own, eos_token_ids(model, own))
+    return Loaded.of(model, own)
 
 
 def model_config(name: str) -> PreTrainedConfig:
@@ -177,12 +234,13 @@ def _load_gguf(
     except UnknownTokenizer as error:
         _log.warning("%s Prompts must be token ids, or pass the original tokenizer.", error)
         own = None
-    if weights is not None and device == "cpu" and engine_for(model := empty_model(config), weights).name == "native":
-        return Loaded(model, own, eos_token_ids(model, own), weights_of(file, model), weights)
+    if weights is not None and device == "cpu" and engine_for(config, weights).name == "native":
+        outline = Outline.of_config(config)
+        return Loaded.of_file(outline, GgufWeights(file, outline), own, weights)
     _begin(name, config, others, device)
     model = load_float(file, config, others)
     model.config.name_or_path = name  # transformers has emptied it
-    return Loaded(model, own, eos_token_ids(model, own))
+    return Loaded.of(model, own)
 
 
 def _begin(name: str, config: PreTrainedConfig, given: Mapping[str, Any], device: str) -> None:
@@ -209,9 +267,9 @@ def _load_saved(name: str, saved: SavedWeights, tokenizer: Any) -> Loaded:
         config = _config(path, given)
         check_decoder(config, name)
         check_sizes(Path(path))
-        model = empty_model_of(path, config)
+        outline = outline_of_folder(path, config)
     own = tokenizer_for(tokenizer, name, path, _about_files(given))
-    return Loaded(model, own, eos_token_ids(model, own), saved.source, saved.weights)
+    return Loaded.of_file(outline, saved.source, own, saved.weights)
 
 
 def _located(name: str, options: Mapping[str, Any], *, weights: bool = True) -> tuple[str, dict[str, Any]]:
@@ -267,7 +325,7 @@ def as_loaded(model: Any, tokenizer: Any = None) -> Loaded:
     """A model that the caller has loaded, with its tokenizer; see ``unwrapped`` and ``as_tokenizer`` for errors."""
     plain, own = unwrapped(model), as_tokenizer(tokenizer)
     check_generates(plain)
-    return Loaded(plain, own, eos_token_ids(plain, own))
+    return Loaded.of(plain, own)
 
 
 def unwrapped(model: Any) -> PreTrainedModel:
@@ -278,7 +336,9 @@ def unwrapped(model: Any) -> PreTrainedModel:
     Raises:
         ModelError: it is not a transformers model, or PEFT has learned a prompt for it.
     """
-    if isinstance(model, PreTrainedModel):
+    from transformers import PreTrainedModel as model_type
+
+    if isinstance(model, model_type):
         return model
     wrapped: Any = model  # PEFT may not be installed
     if isinstance(model, nn.Module) and "_orig_mod" in dict(model.named_children()):
@@ -295,7 +355,7 @@ def unwrapped(model: Any) -> PreTrainedModel:
 def _check_complete(name: str, model: PreTrainedModel, missing: Collection[str]) -> None:
     """Raise a ``ModelError`` for missing weights, which transformers would initialise randomly. Quantised models are
     not checked; they may list weights that they do not need."""
-    if missing and not is_quantised(model):
+    if missing and not is_quantised(model.config):
         raise ModelError(
             f"The weights of {name!r} are incomplete: {min(missing)} and {len(missing) - 1} more are missing."
         )

@@ -10,7 +10,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from foredraft.core.errors import ModelError, first_line
-from foredraft.files.read import read_json
+from foredraft.files.read import check_model_files, read_json
 
 _SIZES = (
     *("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_size"),
@@ -34,6 +34,7 @@ def check_folder(folder: Path, *, weights: bool) -> None:
             raise ModelError(f"There is no folder {str(folder)!r}.")
         if not os.access(folder, os.R_OK | os.X_OK):
             raise PermissionError(EACCES, os.strerror(EACCES))
+        check_model_files(folder)
         if not (folder / "config.json").is_file():
             raise ModelError(f"The folder {str(folder)!r} has no config.json, so it is not a transformers model.")
         if weights and not any(next(folder.glob(pattern), None) for pattern in _WEIGHTS):
@@ -54,9 +55,10 @@ def check_sizes(folder: Path) -> None:
     Raises:
         ModelError: they do not fit, or a file is damaged.
     """
-    tensors = _stored(folder)
+    configs = _configs(folder)
+    tensors = _stored(folder, check_types=not any("quantization_config" in config for config in configs))
     size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    for config in _configs(folder) if tensors else ():
+    for config in configs if tensors else ():
         layers = config.get("num_hidden_layers") or 1
         if layers > tensors:
             raise _wrong(folder, "num_hidden_layers", layers, f"and the weights have only {tensors} tensors")
@@ -73,20 +75,34 @@ def _configs(folder: Path) -> list[dict[str, Any]]:
     return [part for part in (whole, whole.get("text_config")) if isinstance(part, dict)]
 
 
-def _stored(folder: Path) -> int:
-    """How many tensors the safetensors files of a folder have, from their headers."""
+def _stored(folder: Path, *, check_types: bool) -> int:
+    """How many tensors the safetensors files of a folder have, from their headers.
+
+    Args:
+        check_types: refuse weights of other types than floats.
+    """
     names: set[str] = set()
     for file in sorted(folder.glob("*.safetensors")):
         try:
             file.open("rb").close()  # safetensors would call a file without permission missing
             with safe_open(file, framework="pt") as opened:  # pyright: ignore[reportArgumentType]
                 names.update(opened.keys())
+                if check_types:
+                    _check_floats(file, opened)
         except OSError as error:
             raise ModelError(f"Cannot read {str(file)!r}: {error.strerror or first_line(error)}.") from None
         except SafetensorError as error:
             reason = first_line(error).removeprefix("Error while deserializing header: ").rstrip(".")
             raise ModelError(f"{str(file)!r} is damaged: {reason}.") from error
     return len(names)
+
+
+def _check_floats(file: Path, opened: Any) -> None:
+    """Raise a ``ModelError`` for a weight that is no floats; transformers would convert it."""
+    for name in opened.keys():
+        kind = opened.get_slice(name).get_dtype()
+        if name.endswith((".weight", ".bias")) and not kind.startswith(("F", "BF")):
+            raise ModelError(f"The weight {name} in {str(file)!r} is damaged: it has the type {kind}.")
 
 
 def _check_types(folder: Path, config: Mapping[str, Any]) -> None:

@@ -2,33 +2,37 @@
 
 import logging
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from foredraft.core.errors import ModelError
 from foredraft.model.base import TargetModel
-from foredraft.model.gguf.load import empty_model
+from foredraft.model.gguf.blocks import KEPT
 from foredraft.model.gguf.weights import GgufWeights
 from foredraft.model.hf.causal_lm import CausalLM
+from foredraft.model.hf.contents import contents_from
 from foredraft.model.hf.support import first_token_of, is_quantised
+from foredraft.model.hf_types import PreTrainedModel
 from foredraft.model.memory import trim_heap
-from foredraft.model.native.decoder import Source, pack_decoder, source_of
+from foredraft.model.native.decoder import Source, floats_of, pack_decoder, source_of
 from foredraft.model.native.families import why_not_native
 from foredraft.model.native.files import folder_source
 from foredraft.model.native.library import library
 from foredraft.model.native.model import NativeLM
+from foredraft.model.native.outline import Outline
 from foredraft.model.native.probe import dequantised, deviation
-from foredraft.model.native.weights import PRECISIONS, Codes
+from foredraft.model.native.probe_cache import remember, was_compared
+from foredraft.model.native.weights import PRECISIONS, Blocks, Codes
 from foredraft.model.threads import operators_in_one_thread
 
 _log = logging.getLogger(__name__)
 
-_FOUR_BITS = ("Q4_0", "Q4_1")
-"""Types of GGUF files whose codes have four bits."""
 _MOST_ERROR = 0.3
 """Of hidden states, as a share of their deviation, above which a model computes something else than the engine."""
 
@@ -40,12 +44,12 @@ class EngineChoice(NamedTuple):
     why: str
 
 
-def engine_for(model: PreTrainedModel, weights: str | None) -> EngineChoice:
-    """The engine of a model with this choice of weights; the model may be on the meta device."""
+def engine_for(config: PreTrainedConfig, weights: str | None) -> EngineChoice:
+    """The engine of a model of this config with this choice of weights."""
     if weights is None:
         return EngineChoice("transformers", "The weights stay as they are in the checkpoint.")
-    reason = why_not_native(model)
-    if reason is None and is_quantised(model):
+    reason = why_not_native(config)
+    if reason is None and is_quantised(config):
         reason = "its weights are quantised already"
     if reason is None:
         try:
@@ -56,31 +60,24 @@ def engine_for(model: PreTrainedModel, weights: str | None) -> EngineChoice:
 
 
 def with_weights(
-    model: PreTrainedModel,
-    weights: str,
-    *,
-    owned: bool = False,
-    file: GgufWeights | Source | None = None,
-    kv_cache_dtype: str | None = None,
+    model: PreTrainedModel, weights: str, *, owned: bool = False, kv_cache_dtype: str | None = None
 ) -> TargetModel:
     """A model with quantised weights: on the native engine, or else with 8-bit products of its linear layers.
 
     Args:
-        model: on the CPU; it is not kept by the native engine. On the meta device if there is a file.
+        model: on the CPU; it is not kept by the native engine.
         weights: int4 or int8, or auto, which is int8 on the native engine or the checkpoint as it is.
-        file: the model's weights where they are read from; then the native engine can run it.
         kv_cache_dtype: of keys and values on the native engine, by default int8 with int4, else float16.
 
     Raises:
         ModelError: the model gives other states on the native engine than by itself.
     """
-    if file is not None:
-        return native_model(model, file, weights, kv_cache_dtype)
-    choice = engine_for(model, weights)
+    choice = engine_for(model.config, weights)
     if choice.name == "native":
-        empty = empty_model(model.config)
-        empty.generation_config = model.generation_config
-        return native_model(empty, source_of(model), weights, kv_cache_dtype)
+        native = native_model(Outline.of(model), source_of(model), weights, kv_cache_dtype, of_file=False)
+        if not owned:
+            native.watch(model)
+        return native
     if weights == "auto":
         _log.info("%s", choice.why)
         return CausalLM(model, owned=owned)
@@ -88,68 +85,75 @@ def with_weights(
     return CausalLM(model, owned=owned, packed_dtype=torch.int8)
 
 
-def rounded_model(model: PreTrainedModel, weights: str, file: GgufWeights | Source | None = None) -> PreTrainedModel:
+def rounded_model(model: PreTrainedModel, weights: str) -> PreTrainedModel:
     """The transformers model whose weights are those that the native engine has with ``weights``, as floats.
 
-    The same model if it does not run there. Arguments as in ``with_weights``.
+    The same model if it does not run there.
     """
-    if file is None and engine_for(model, weights).name != "native":
+    if engine_for(model.config, weights).name != "native":
         return model
-    empty = model if file is not None else empty_model(model.config)
-    empty.generation_config = model.generation_config
-    return dequantised(empty, native_model(empty, source_of(model) if file is None else file, weights).decoder)
+    outline = Outline.of(model)
+    return dequantised(outline, native_model(outline, source_of(model), weights, of_file=False).decoder)
 
 
-def source_for(model: PreTrainedModel, weights: str, file: GgufWeights | Source | None) -> Source:
-    """The weights of a model for the native engine, as floats or as codes that stay.
+def rounded_file(outline: Outline, file: GgufWeights | Source, weights: str) -> PreTrainedModel:
+    """``rounded_model`` of the weights in a file."""
+    return dequantised(outline, native_model(outline, file, weights).decoder)
 
-    Args:
-        file: its weights if the model is on the meta device.
 
-    Raises:
-        ModelError: the engine cannot run the model.
-    """
-    if file is None:
-        choice = engine_for(model, weights)
-        if choice.name != "native":
-            raise ModelError(choice.why)
-        return source_of(model)
+def source_for(file: GgufWeights | Source, weights: str) -> Source:
+    """The weights in a file for the native engine, as floats or as codes that stay."""
     return _source_of_file(file, PRECISIONS[weights].bits) if isinstance(file, GgufWeights) else file
 
 
 def native_model(
-    model: PreTrainedModel, weights_of: GgufWeights | Source, weights: str, kv_cache_dtype: str | None = None
+    outline: Outline,
+    file: GgufWeights | Source,
+    weights: str,
+    kv_cache_dtype: str | None = None,
+    *,
+    of_file: bool = True,
 ) -> NativeLM:
     """Quantise a model for the native engine, one weight at a time, and compare some of its hidden states.
 
     Args:
-        model: on the meta device, for config and names.
         weights: int4, int8, or auto, which is int8. What a GGUF file has in codes of as many bits or fewer stays as it
             is.
         kv_cache_dtype: of keys and values, by default int8 with int4, else float16.
+        of_file: hidden states are compared once for all processes (``probe_cache``); those of a loaded model, whose
+            code may have been changed, are each time.
     """
     trim_heap()  # of what config and tokenizer took to read
     precision = PRECISIONS["int8" if weights == "auto" else weights]
-    source = source_for(model, precision.name, weights_of)
-    first_token = first_token_of(model.config.get_text_config())
+    source = source_for(file, precision.name)
+    first_token = first_token_of(outline.config.get_text_config())
     with operators_in_one_thread():  # they are small, and wait for each other where other programs use the cores
-        decoder = pack_decoder(model, source, precision, progress=lambda layer: trim_heap())
+        decoder = pack_decoder(outline, source, precision, progress=lambda layer: trim_heap())
         kept = kv_cache_dtype or ("int8" if precision.bits == 4 else "float16")  # adds nothing to the loss of int4
-        native = NativeLM(decoder, model.eval(), first_token=first_token, kv_cache_dtype=kept)
-        error = deviation(model, native)
+        contents = contents_from(outline.shapes, floats_of(source))
+        native = NativeLM(decoder, outline, first_token=first_token, kv_cache_dtype=kept, contents=contents)
+        if not (of_file and was_compared(native)):
+            _compare(native)
+            if of_file:
+                remember(native)
     trim_heap()
+    return native
+
+
+def _compare(native: NativeLM) -> None:
+    """Raise a ``ModelError`` if the engine computes something else than the model's own code."""
+    error = deviation(native)
     if not error <= _MOST_ERROR:  # NaN counts as different
         raise ModelError(
             f"{native.name} gives other states on the native engine than by itself (they differ by {error:.0%} of "
             "their standard deviation): load it without weights."
         )
-    return native
 
 
 class OpenedFolder(NamedTuple):
-    """A model on the meta device, and its weights."""
+    """A model and its weights."""
 
-    model: PreTrainedModel
+    outline: Outline
     source: Source
 
 
@@ -161,36 +165,34 @@ def open_folder(path: str, config: PreTrainedConfig, weights: str) -> OpenedFold
     """
     if not Path(path).is_dir() or config.__class__ not in MODEL_FOR_CAUSAL_LM_MAPPING:
         return None
-    model = empty_model_of(path, config)
-    source = folder_source(path) if engine_for(model, weights).name == "native" else None
-    return None if source is None else OpenedFolder(model, source)
+    source = folder_source(path) if engine_for(config, weights).name == "native" else None
+    return None if source is None else OpenedFolder(outline_of_folder(path, config), source)
 
 
-def empty_model_of(path: str, config: PreTrainedConfig) -> PreTrainedModel:
-    """The model of a folder on the meta device, with its generation config."""
-    model = empty_model(config)
+def outline_of_folder(path: str, config: PreTrainedConfig) -> Outline:
+    """The model of a folder, with its generation config."""
+    outline = Outline.of_config(config)
     with suppress(OSError):  # a folder need not have one
-        model.generation_config = GenerationConfig.from_pretrained(path)
-    return model
+        return replace(outline, generation_config=GenerationConfig.from_pretrained(path))
+    return outline
 
 
-def native_reading(kind: str, *, kept: bool) -> str:
-    """How matrices of a type in a GGUF file are stored with weights int8 and int4, for people; ``kept``: as codes."""
-    if not kept:
+def native_reading(kind: str) -> str:
+    """How matrices of a type in a GGUF file are stored with weights int8 and int4, for people."""
+    if kind not in KEPT:
         return "int8: to 8 bits; int4: to 4 bits"
-    return "as it is" if kind in _FOUR_BITS else "int8: as it is; int4: layers to 4 bits"
+    return "as it is" if KEPT[kind] == 4 else "int8: as it is; int4: layers to 4 bits"
 
 
 def _source_of_file(file: GgufWeights, bits: int) -> Source:
-    """Codes of at most ``bits`` bits as they are, of any for embedding and output layer; the rest as floats."""
+    """Blocks of at most ``bits`` bits as they are, of any for embedding and output layer; the rest as floats."""
 
-    def source(name: str) -> Tensor | Codes | None:
+    def source(name: str) -> Tensor | Codes | Blocks | None:
         if name not in names:
             return None
-        outer = ".layers." not in name
-        kept = outer or bits == 8 or all(kind.name in _FOUR_BITS for kind in file.kinds(name))
-        codes = file.codes(name) if kept else None
-        return file.tensor(name) if codes is None else codes
+        kept = ".layers." not in name or all(KEPT.get(kind.name, 8) <= bits for kind in file.kinds(name))
+        blocks = file.blocks(name) if kept else None
+        return file.tensor(name) if blocks is None else blocks
 
     names = set(file.names)
     return source

@@ -5,15 +5,17 @@ from collections.abc import Mapping
 from os import PathLike
 from typing import Any
 
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils.hub import cached_file
 
 from foredraft.core.errors import ModelError, first_line, kind_of
+from foredraft.files.read import check_model_files
 from foredraft.model.gguf.file import GgufFile
 from foredraft.model.gguf.load import is_gguf
 from foredraft.model.gguf.tokenizer import tokenizer_of
 from foredraft.model.hf.hub import ACCESS, cached_only, fetch_file, is_hub_name, local_path, quiet
 from foredraft.model.loading.bundled import resolve
+from foredraft.model.native.outline import Outline
 from foredraft.model.text.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
@@ -36,7 +38,11 @@ def as_tokenizer(tokenizer: Any) -> Tokenizer | None:
             if local_path(path) is None and not is_hub_name(path):
                 raise ModelError(f"There is no tokenizer folder {path!r}.")
             try:
+                if (folder := local_path(path)) is not None and folder.is_dir():
+                    check_model_files(folder)
                 return Tokenizer(AutoTokenizer.from_pretrained(path, **cached_only(path, {})))
+            except ModelError:
+                raise
             except Exception as error:  # transformers raises many types
                 raise ModelError(f"Cannot load a tokenizer from {str(tokenizer)!r}: {first_line(error)}") from error
     if isinstance(tokenizer, PreTrainedTokenizerBase):
@@ -44,7 +50,7 @@ def as_tokenizer(tokenizer: Any) -> Tokenizer | None:
     raise ModelError(f"A tokenizer must be a folder, a hub name or a transformers tokenizer, not {kind_of(tokenizer)}.")
 
 
-def eos_token_ids(model: PreTrainedModel, tokenizer: Tokenizer | None) -> tuple[int, ...]:
+def eos_token_ids(model: Outline, tokenizer: Tokenizer | None) -> tuple[int, ...]:
     """All end-of-sequence ids: the generation config's, else the model config's, else the tokenizer's.
 
     Those beyond the vocabulary are left out, with a warning: transformers takes them, but no text can end with them.

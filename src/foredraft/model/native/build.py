@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from foredraft.core.errors import ModelError, first_line
+from foredraft.files.write import user_cache
 
 _log = logging.getLogger(__name__)
 
@@ -128,8 +129,7 @@ def cache_folder() -> Path:
     digest = hashlib.sha256(repr((TARGETS, COMMON)).encode())
     for path in sorted(SOURCES.iterdir()):
         digest.update(path.read_bytes())
-    home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(home) / "foredraft" / "native" / digest.hexdigest()[:16]
+    return user_cache() / "native" / digest.hexdigest()[:16]
 
 
 def _may_run(target: InstructionSet) -> bool:

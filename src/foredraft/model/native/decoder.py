@@ -8,15 +8,17 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from foredraft.core.errors import ModelError
+from foredraft.model.hf_types import PreTrainedModel
 from foredraft.model.native import library as c
+from foredraft.model.native.checks import checked
 from foredraft.model.native.families import ALL_HEADS, EACH_HEAD, FAMILIES, ModelFamily, Shape, shape_of, why_not_native
-from foredraft.model.native.weights import Arena, Codes, PackedMatrix, Precision
+from foredraft.model.native.outline import Outline
+from foredraft.model.native.weights import Arena, Blocks, Codes, PackedMatrix, Precision, inputs_of, outputs_of
 
-Source = Callable[[str], "Tensor | Codes | None"]
-"""The weight of a name in the state dict, as floats or as codes; None if there is none."""
+Source = Callable[[str], "Tensor | Codes | Blocks | None"]
+"""The weight of a name in the state dict, as floats, as codes or in a file's blocks; None if there is none."""
 
 
 class Skips(NamedTuple):
@@ -127,8 +129,18 @@ def source_of(model: PreTrainedModel) -> Source:
     return model.state_dict().get
 
 
+def floats_of(source: Source) -> Callable[[str], Tensor | None]:
+    """The weights of a source that are floats, by name."""
+
+    def read(name: str) -> Tensor | None:
+        found = source(name)
+        return found if isinstance(found, Tensor) else None
+
+    return read
+
+
 def pack_decoder(
-    model: PreTrainedModel,
+    outline: Outline,
     source: Source,
     precision: Precision,
     progress: Callable[[int], None] = lambda layer: None,
@@ -136,28 +148,26 @@ def pack_decoder(
     """Pack a model's weights, layer by layer.
 
     Args:
-        model: gives config and names; its own weights are not read, and may be on the meta device.
         progress: called with the number of each layer before it is packed.
 
     Raises:
-        ModelError: the engine cannot run this model, or weights are missing or have other shapes.
+        ModelError: the engine cannot run this model, or weights are missing, damaged or have other shapes.
     """
-    reason = why_not_native(model)
+    reason, config = why_not_native(outline.config), outline.config.get_text_config()
     if reason is not None:
-        raise ModelError(f"The native engine cannot run {model.__class__.__name__}: {reason}.")
-    shape, family = shape_of(model), FAMILIES[model.config.get_text_config().model_type]
+        raise ModelError(f"The native engine cannot run {outline.name}: {reason}.")
+    shape, family = shape_of(config), FAMILIES[config.model_type]
     library = c.library()
-    packer = _Packer(library, source, precision, family, set(model.state_dict()))
+    packer = _Packer(library, checked(source), precision, family, set(outline.shapes))
     outer = (shape.vocabulary, shape.hidden)  # the largest matrices go first, while little else is in memory
     embedding = packer.matrix(["model.embed_tokens.weight"], precision.outer, outer)
-    tied = bool(model.config.get_text_config().tie_word_embeddings)
-    head = embedding if tied else packer.matrix(["lm_head.weight"], precision.outer, outer)
+    head = embedding if config.tie_word_embeddings else packer.matrix(["lm_head.weight"], precision.outer, outer)
     layers = []
     for number in range(shape.layers):
         progress(number)
         layers.append(packer.layer(f"model.layers.{number}.", shape))
     final_norm = packer.norm("model.norm.weight", shape.hidden)
-    packer.check_all_read(model)
+    packer.check_all_read(outline.name)
     factor = shape.embedding_scale if family.scaled_embedding else 1.0
     return Decoder(library, shape, precision, tuple(layers), embedding, head, final_norm, family.head_norm, factor)
 
@@ -204,7 +214,7 @@ class _Packer:
         """The matrices of these names, one after the other, with their biases."""
         parts = [self._required(name) for name in names]
         biases = [self._optional(f"{name.removesuffix('weight')}bias") for name in names]
-        sizes = [part.codes.shape if isinstance(part, Codes) else part.shape for part in parts]
+        sizes = [(outputs_of(part), inputs_of(part)) for part in parts]
         found = (sum(size[0] for size in sizes), sizes[0][1])
         if found != shape or any(size[1] != shape[1] for size in sizes):
             raise ModelError(f"The weight {names[0]} has the shape {found}; the config says {shape}.")
@@ -212,12 +222,7 @@ class _Packer:
         if any(each is not None for each in biases):
             pairs = zip(biases, sizes, strict=True)
             bias = torch.cat([torch.zeros(size[0]) if each is None else each.detach().float() for each, size in pairs])
-        codes = [part for part in parts if isinstance(part, Codes)]
-        if len(codes) == len(parts) and bits != 32:
-            return PackedMatrix.of_codes(self._library, Codes.joined(codes), bias, self._arena)
-        floats = [part.dequantised() if isinstance(part, Codes) else part.detach().float() for part in parts]
-        whole = floats[0] if len(floats) == 1 else torch.cat(floats)
-        return PackedMatrix.of_floats(self._library, whole, bias, bits, self._arena)
+        return PackedMatrix.of_parts(self._library, parts, bias, bits, self._arena)
 
     def norm(self, name: str, size: int) -> Float[Tensor, "H"]:
         weight = self._floats(name, self._required(name))
@@ -225,20 +230,18 @@ class _Packer:
             raise ModelError(f"The weight {name} has the shape {tuple(weight.shape)}; the config says ({size},).")
         return weight.detach().float().cpu().add(self._family.norm_offset).contiguous()
 
-    def check_all_read(self, model: PreTrainedModel) -> None:
+    def check_all_read(self, model: str) -> None:
         """Raise a ``ModelError`` if the model has weights in its layers that nothing has read."""
         left = sorted(name for name in self._known if name not in self._read and ".layers." in name)
         if left:
-            raise ModelError(
-                f"The native engine cannot run {model.__class__.__name__}: it has no use for the weight {left[0]}."
-            )
+            raise ModelError(f"The native engine cannot run {model}: it has no use for the weight {left[0]}.")
 
     def _names(self, prefix: str, *choices: list[str]) -> list[str]:
         """The first choice of which the model has all weights, else the first."""
         full = [[f"{prefix}{name}.weight" for name in choice] for choice in choices]
         return next((names for names in full if self._known.issuperset(names)), full[0])
 
-    def _required(self, name: str) -> Tensor | Codes:
+    def _required(self, name: str) -> Tensor | Codes | Blocks:
         found = self._source(name)
         self._read.add(name)
         if found is None:
@@ -253,7 +256,7 @@ class _Packer:
         return None if found is None else self._floats(name, found)
 
     @staticmethod
-    def _floats(name: str, found: Tensor | Codes) -> Tensor:
-        if isinstance(found, Codes):
+    def _floats(name: str, found: Tensor | Codes | Blocks) -> Tensor:
+        if not isinstance(found, Tensor):
             raise ModelError(f"The weight {name} is a vector and cannot be quantised.")
         return found

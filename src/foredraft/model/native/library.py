@@ -5,6 +5,7 @@ import functools
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_char_p, c_float as c_float, c_int32, c_int64 as c_int64, c_void_p as c_void_p
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -13,8 +14,10 @@ from foredraft.model.native.build import libraries
 
 MINIMA = -1
 """``zero`` of a matrix with stored minima."""
+HALF_SCALES, SMALL_SCALES = range(2)
+"""Kinds of scales: halves in groups of 32 inputs, or the small integers of K-quants."""
 KV_F16, KV_F32, KV_I8 = range(3)
-BAD_POSITION = 3
+BAD_POSITION, BAD_NUMBER = 3, 10
 _FAULTS = (
     "",
     "sizes that do not fit each other",
@@ -26,18 +29,26 @@ _FAULTS = (
     "a node that does not exist",
     "no memory for its buffers",
     "a hidden layer that does not exist",
+    "a scale that is infinite or not a number",
 )
 
 
+class Form(Structure):
+    _fields_ = [("bits", c_int32), ("zero", c_int32), ("scales", c_int32)]
+
+
 class Matrix(Structure):
-    _fields_ = [
-        ("data", c_void_p),
-        ("bias", c_void_p),
-        ("outputs", c_int64),
-        ("inputs", c_int64),
-        ("bits", c_int32),
-        ("zero", c_int32),
-    ]
+    pass
+
+
+Matrix._fields_ = [
+    ("data", c_void_p),
+    ("bias", c_void_p),
+    ("outputs", c_int64),
+    ("inputs", c_int64),
+    ("form", Form),
+    ("next", POINTER(Matrix)),
+]
 
 
 class Layer(Structure):
@@ -56,7 +67,7 @@ class Model(Structure):
         *((name, c_int64) for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "inner")),
         *((name, c_int64) for name in ("vocabulary", "outputs", "rotary_dim", "rotary_tables", "kinds")),
         *((name, c_int32) for name in ("activation", "gated", "head_norm", "kv")),
-        *((name, c_int32) for name in ("entry", "normed_residual", "raw_logits")),
+        *((name, c_int32) for name in ("entry", "normed_residual")),
         *((name, c_float) for name in ("eps", "embedding_scale", "residual_scale", "attention_scale")),
         *((name, c_float) for name in ("attention_cap", "logit_scale", "logit_cap")),
         ("layer", POINTER(Layer)),
@@ -156,11 +167,15 @@ class Library:
             self._inner = ctypes.CDLL(str(path))
             self.runs_here = self._function("fd_runs_here", c_int32)
             self.isa = self._function("fd_isa", c_char_p)
-            shape = (c_int64, c_int64, c_int32, c_int32)
+            shape = (c_int64, c_int64, POINTER(Form))
             self.matrix_bytes = self._function("fd_matrix_bytes", c_int64, *shape)
             self.state_bytes = self._function("fd_state_bytes", c_int64, c_int32, c_int64)
             self.pack_floats = self._function("fd_pack_floats", c_int32, c_void_p, *shape, c_void_p)
             self.pack_codes = self._function("fd_pack_codes", c_int32, c_void_p, c_void_p, c_void_p, *shape, c_void_p)
+            self.block_form = self._function("fd_block_form", c_int32, c_int32, POINTER(Form))
+            self.pack_blocks = self._function(
+                "fd_pack_blocks", c_int32, c_int32, c_void_p, c_int64, c_int64, c_void_p, c_int32
+            )
             self.unpack = self._function("fd_unpack", c_int32, POINTER(Matrix), c_void_p, c_int64, c_void_p, c_int64)
             self.unpack_codes = self._function(
                 "fd_unpack_codes", c_int32, POINTER(Matrix), c_void_p, c_void_p, c_void_p
@@ -205,6 +220,11 @@ def check(fault: int) -> None:
     """Raise a ``ModelError`` for a fault that a function has returned."""
     if fault:
         raise ModelError(f"The native engine was given {_FAULTS[fault]}.")
+
+
+def pointer_to(struct: Matrix) -> Any:
+    """A pointer to a struct, which it keeps alive."""
+    return ctypes.pointer(struct)
 
 
 def numbers(values: Sequence[int]) -> "ctypes.Array[c_int64]":

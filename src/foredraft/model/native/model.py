@@ -1,5 +1,6 @@
 """A decoder on the native engine, behind the ``TargetModel`` forward."""
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -8,7 +9,6 @@ from typing import final
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from foredraft.core.drafter import StepOut
 from foredraft.core.errors import ModelError
@@ -17,10 +17,14 @@ from foredraft.core.target_parts import FINAL, TargetParts
 from foredraft.core.tree import TokenTree
 from foredraft.model.base import TargetModel
 from foredraft.model.hf.support import context_of, layout_of
+from foredraft.model.hf.weight_state import WeightState
+from foredraft.model.hf_types import PreTrainedModel
 from foredraft.model.kv.cache import SlotCache
 from foredraft.model.kv.masks import StepIn, address
+from foredraft.model.linear.packed import any_weight
 from foredraft.model.native import library as c
 from foredraft.model.native.decoder import NO_SKIPS, Decoder, Skips
+from foredraft.model.native.outline import Outline
 from foredraft.model.native.runner import KernelRuntime, Runner, RunnerShape
 from foredraft.model.native.weights import PackedMatrix
 from foredraft.model.threads import operators_in_one_thread
@@ -49,28 +53,35 @@ class NativeLM(TargetModel):
 
     Args:
         decoder: the weights.
-        model: on the meta device; gives config and context.
+        outline: gives config and context.
         kv_cache_dtype: of keys and values; see ``runner.KV_DTYPES``. Those of int8 have their scales behind them.
+        contents: see ``TargetModel``.
     """
 
     same_bits = True
     any_width = True
 
     def __init__(
-        self, decoder: Decoder, model: PreTrainedModel, *, first_token: int = 0, kv_cache_dtype: str = "float16"
+        self,
+        decoder: Decoder,
+        outline: Outline,
+        *,
+        first_token: int = 0,
+        kv_cache_dtype: str = "float16",
+        contents: str | None = None,
     ) -> None:
         shape = decoder.shape
         self.decoder = decoder
-        self.model = model
-        self.name = model.__class__.__name__
+        self.outline = outline
+        self.name = outline.name
         self.weights = decoder.precision.name
-        self.config = model.config.get_text_config()
-        self.origin = model.config.name_or_path or ""
+        self.config = outline.config.get_text_config()
+        self.origin = outline.config.name_or_path or ""
         self.layers = shape.layers
         self.vocab_size = shape.vocabulary
         self.first_token = first_token
-        self.max_length = context_of(model)
-        self.layout = layout_of(model)
+        self.max_length = context_of(outline.config)
+        self.layout = layout_of(outline.config)
         self.weight_bytes = decoder.read_bytes
         self.why_eager = "the native engine runs it as one call"
         sizes = RunnerShape(
@@ -81,7 +92,9 @@ class NativeLM(TargetModel):
         self.kv_cache_dtype = kv_cache_dtype
         self._struct, self._kept = self._struct_without(NO_SKIPS)
         self._taps: frozenset[int] = frozenset()
+        self._contents = contents
         self._holders = 1
+        self._watched: tuple[weakref.ref[PreTrainedModel], WeightState] | None = None
         self._closed = False
         self._kinds = self.runner.allocated(SlotCache(self.layers))
         self.token_bytes = 2 * self.layers * shape.kv_heads * self.runner.state_bytes
@@ -176,6 +189,26 @@ class NativeLM(TargetModel):
         with self.engine.lock:
             self._taps = self._taps | set(layers)
             self.version += 1
+
+    def contents(self) -> str | None:
+        return self._contents
+
+    def watch(self, source: PreTrainedModel) -> None:
+        """Refuse to run after ``source``, of whose weights these are, has got others. It may be moved or let go."""
+        self._watched = weakref.ref(source), WeightState(source)
+
+    def notice_changes(self) -> None:
+        if self._watched is None:
+            return
+        held, state = self._watched
+        model = held()
+        if model is None or any_weight(model).device != _HOST:
+            self._watched = None
+        elif not state.same(model):
+            raise ModelError(
+                f"The weights of this {self.name} have changed since they were quantised to {self.weights}: load it "
+                "again."
+            )
 
     def check_ready(self) -> None:
         if self._closed:

@@ -6,28 +6,27 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from foredraft.core.errors import ModelError, first_line
 from foredraft.model.hf.causal_lm import MODEL_ERRORS
+from foredraft.model.hf.empty import model_class
 from foredraft.model.hf.hub import quiet
 from foredraft.model.hf.taps import Taps
+from foredraft.model.hf_types import PreTrainedModel
 from foredraft.model.native.decoder import Decoder, PackedLayer
 from foredraft.model.native.families import FAMILIES
 from foredraft.model.native.model import NativeLM
+from foredraft.model.native.outline import Outline
 from foredraft.model.native.weights import PackedMatrix
 
 _TOKENS = 24
 
 
-def deviation(model: PreTrainedModel, engine: NativeLM) -> float:
+def deviation(engine: NativeLM) -> float:
     """The error of hidden states after the first layers of all types, as a share of their deviation.
 
     Only activations, keys and values are rounded differently. The median over some tokens, since a model may be at a
     loss after some, and then any rounding changes much.
-
-    Args:
-        model: of the config; its weights are not read.
 
     Raises:
         ModelError: transformers cannot run the layers.
@@ -37,7 +36,7 @@ def deviation(model: PreTrainedModel, engine: NativeLM) -> float:
     ids = (torch.arange(1, _TOKENS + 1) * 997 % shape.vocabulary)[None]
     found = engine.read(ids, (count,))[count][0]
     try:
-        layers = _first_layers(model, engine.decoder, count, ids[0])
+        layers = _first_layers(engine.outline, engine.decoder, count, ids[0])
         with torch.inference_mode(), Taps(layers, [count]) as taps:
             layers(torch.arange(_TOKENS)[None], use_cache=False)
             expected = taps.take()[count][0]
@@ -46,26 +45,23 @@ def deviation(model: PreTrainedModel, engine: NativeLM) -> float:
     return float(((found - expected).std(1) / expected.std(1).clamp(min=1e-6)).median())
 
 
-def dequantised(model: PreTrainedModel, decoder: Decoder) -> PreTrainedModel:
-    """A transformers model in float32 whose weights are those of the engine, as they are rounded.
-
-    Args:
-        model: of the config; its weights are not read.
-    """
-    reference = _first_layers(model, decoder, decoder.shape.layers, torch.arange(decoder.shape.vocabulary))
-    reference.generation_config = model.generation_config
+def dequantised(outline: Outline, decoder: Decoder) -> PreTrainedModel:
+    """A transformers model in float32 whose weights are those of the engine, as they are rounded."""
+    reference = _first_layers(outline, decoder, decoder.shape.layers, torch.arange(decoder.shape.vocabulary))
+    reference.generation_config = outline.generation_config
     return reference
 
 
-def _first_layers(model: PreTrainedModel, decoder: Decoder, count: int, ids: Tensor) -> Any:
+def _first_layers(outline: Outline, decoder: Decoder, count: int, ids: Tensor) -> Any:
     """A transformers model of the first layers, whose vocabulary are these tokens."""
-    config: Any = copy.deepcopy(model.config.get_text_config())
+    config: Any = copy.deepcopy(outline.config.get_text_config())
+    kind = model_class(outline.config)
     config.num_hidden_layers, config.vocab_size, config.pad_token_id = count, len(ids), None
     config.tie_word_embeddings = False
     if getattr(config, "layer_types", None) is not None:
         config.layer_types = config.layer_types[:count]
     with torch.device("meta"):
-        shapes = {name: each.shape for name, each in type(model)(copy.deepcopy(config)).named_parameters()}
+        shapes = {name: each.shape for name, each in kind(copy.deepcopy(config)).named_parameters()}
     offset = FAMILIES[config.model_type].norm_offset
     state = {
         "model.embed_tokens.weight": decoder.embedding.rows(ids),
@@ -75,7 +71,7 @@ def _first_layers(model: PreTrainedModel, decoder: Decoder, count: int, ids: Ten
     for number in range(count):
         state.update(_state(decoder.layers[number], f"model.layers.{number}.", shapes, offset, config.model_type))
     with quiet():
-        return type(model).from_pretrained(None, config=config, state_dict=state, dtype=torch.float32).eval()
+        return kind.from_pretrained(None, config=config, state_dict=state, dtype=torch.float32).eval()
 
 
 def _state(

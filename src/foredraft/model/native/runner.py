@@ -51,7 +51,7 @@ class KernelRuntime:
         times: Float[Tensor, "B v"] | None,
         raced: Bool[Tensor, "B"] | None,
     ) -> tuple[Int[Tensor, "B F K"], Float[Tensor, "B F K"]]:
-        """See ``tree_ops.ranked``; at most ``MOST_GUESSES``.
+        """See ``ranked`` in drafters/trees/candidates.py; at most ``MOST_GUESSES``.
 
         Args:
             temperatures: of the rows; scores are logits / temperature.

@@ -14,14 +14,15 @@ from typing import Any, BinaryIO, NamedTuple
 import torch
 from safetensors import safe_open
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from foredraft.core.errors import ModelError, first_line
 from foredraft.files.write import atomic_write
+from foredraft.model.native.checks import checked
 from foredraft.model.native.decoder import Source
 from foredraft.model.native.files import read_tensor
-from foredraft.model.native.library import library
-from foredraft.model.native.weights import GROUP, PRECISIONS, Codes, PackedMatrix
+from foredraft.model.native.library import HALF_SCALES, library
+from foredraft.model.native.outline import Outline
+from foredraft.model.native.weights import GROUP, PRECISIONS, Blocks, Codes, PackedMatrix
 
 FILE = "foredraft.safetensors"
 _FORMAT, _VERSION = "foredraft quantised weights", "1"
@@ -40,7 +41,7 @@ class SavedWeights(NamedTuple):
 
 def save_weights(
     folder: Path,
-    model: PreTrainedModel,
+    outline: Outline,
     source: Source,
     weights: str,
     progress: Callable[[str], None] = lambda name: None,
@@ -48,23 +49,20 @@ def save_weights(
     """Quantise a model's weights and write them, one at a time, in the memory of one weight.
 
     Args:
-        model: for names; its own weights are not read.
         weights: int4 or int8.
         progress: called with the name of each weight that is done.
 
     Raises:
-        ModelError: a matrix has inputs that are no multiple of 32.
+        ModelError: a matrix has inputs that are no multiple of 32, or a weight is damaged.
         OSError: the file cannot be written.
     """
-    precision, shapes = PRECISIONS[weights], {name: each.shape for name, each in model.state_dict().items()}
-    tied = bool(model.config.get_text_config().tie_word_embeddings)
-    names = [name for name in shapes if not (tied and name == "lm_head.weight")]
-    vectors_first = sorted(names, key=lambda name: len(shapes[name]) == 2)
+    precision, names = PRECISIONS[weights], list(outline.shapes)
+    read, vectors_first = checked(source), sorted(names, key=lambda name: len(outline.shapes[name]) == 2)
 
     def write(file: BinaryIO) -> None:
         out = _SafetensorsWriter(file, names, {"format": _FORMAT, "version": _VERSION, "weights": weights})
         for name in vectors_first:
-            found = source(name)
+            found = read(name)
             if found is None:
                 raise ModelError(f"The weight {name} is missing.")
             for key, tensor in _stored(name, found, precision.bits if ".layers." in name else precision.outer).items():
@@ -104,10 +102,13 @@ class _SafetensorsWriter:
         self._file.write(self._space.to_bytes(8, "little") + json.dumps(self._header).encode().ljust(self._space))
 
 
-def _stored(name: str, found: Tensor | Codes, bits: int) -> dict[str, Tensor]:
-    """The tensors of a weight."""
+def _stored(name: str, found: Tensor | Codes | Blocks, bits: int) -> dict[str, Tensor]:
+    """The tensors of a weight; the scales of K-quants do not fit the file's, so these are quantised anew."""
     if isinstance(found, Tensor) and found.ndim != 2:
         return {name: found.detach().float()}
+    if isinstance(found, Blocks):
+        packed = PackedMatrix.of_blocks(library(), [found])
+        found = packed.unpacked() if packed.form.scales == HALF_SCALES else packed.dequantised()
     codes = found if isinstance(found, Codes) else _quantised(name, found, bits)
     values = codes.codes
     if int(values.max()) < 1 << 4:

@@ -297,8 +297,7 @@ def _probe(model: CausalLM | LayerSkipLM, cache: SlotCache) -> Float[Tensor, "3 
     """Logits of three tokens."""
     whole = model.model if isinstance(model, LayerSkipLM) else model
     cache.reserve([0], 16)
-    size = whole.model.config.get_text_config().vocab_size
-    tokens = torch.arange(1, 4, device=whole.device)[None] % size
+    tokens = torch.arange(1, 4, device=whole.device)[None] % whole.vocab_size
     base = torch.zeros(1, dtype=torch.long, device=whole.device)
     return model.forward(whole.address(TokenTree.chain(tokens), base, (0,), 3), cache).logits[0]
 

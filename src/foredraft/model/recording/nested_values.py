@@ -48,7 +48,7 @@ def split(value: object, tensors: list[Tensor]) -> Any:
         return Node(type(value), names, tuple(split(getattr(value, name), tensors) for name in names))
     if isinstance(value, tuple):
         return Node(type(value), None, tuple(split(part, tensors) for part in value))
-    raise TypeError(f"it depends on a {type(value).__name__} on the host")
+    raise TypeError(f"it depends on a {'function' if callable(value) else type(value).__name__} on the host")
 
 
 def joined(form: Any, tensors: Sequence[Tensor]) -> Any:

@@ -1,21 +1,18 @@
 """A byte-level view of a tokenizer: the bytes of each token, and the tokens of any bytes.
 
-Tokens of different vocabularies are compared by their bytes. How a vocabulary marks spaces and bytes is determined by
-probing its decoder: GPT-2's byte alphabet, sentencepiece's "▁" for spaces and <0x..> for bytes, or otherwise the string
-that a token adds when appended to another.
+Tokens of different vocabularies are compared by their bytes; see ``token_bytes``.
 """
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 import tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
-from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+from foredraft.model.text.token_bytes import BYTE
 from foredraft.model.text.tokenizer import Tokenizer
 
-_BYTE = re.compile("<0x([0-9A-F]{2})>")
 _INCOMPLETE = re.compile("([\udc80-\udcff]+)")
 """Bytes of incomplete characters, as decoded by ``surrogateescape``."""
 
@@ -37,14 +34,15 @@ class ByteVocab:
     def __init__(self, tokenizer: Tokenizer, size: int) -> None:
         inner = tokenizer.inner
         self._encode_string = _encoder(inner)
-        self.names = _special(inner)
+        tokens = tokenizer.token_bytes
+        self.names = tokens.names
         vocabulary = dict(sorted(inner.get_vocab().items(), key=lambda entry: entry[1]))  # its order is arbitrary
         self.pieces = [b""] * max(size, *(index + 1 for index in vocabulary.values()))
-        for index, piece in _pieces(inner, vocabulary, self.names):
+        for index in vocabulary.values():
             if index < size:
-                self.pieces[index] = piece
+                self.pieces[index] = tokens[index]
         self.index: dict[bytes, int] = {}
-        for token in sorted(vocabulary, key=lambda token: _BYTE.fullmatch(token) is not None):  # byte tokens last
+        for token in sorted(vocabulary, key=lambda token: BYTE.fullmatch(token) is not None):  # byte tokens last
             index = vocabulary[token]
             if self.pieces[index]:
                 self.index.setdefault(self.pieces[index], index)
@@ -109,50 +107,3 @@ def _encoder(inner: PreTrainedTokenizerBase) -> Callable[[str], list[int]]:
             return []
 
     return encode
-
-
-def _special(inner: PreTrainedTokenizerBase) -> dict[int, str]:
-    """Names of special tokens by id."""
-    marked = [index for index, token in inner.added_tokens_decoder.items() if token.special]
-    return {index: str(inner.convert_ids_to_tokens(index)) for index in {*inner.all_special_ids, *marked}}
-
-
-def _pieces(
-    inner: PreTrainedTokenizerBase, vocabulary: dict[str, int], special: dict[int, str]
-) -> Iterable[tuple[int, bytes]]:
-    """The bytes of each non-special token, by id."""
-
-    def decode(tokens: list[str]) -> str:
-        try:
-            return str(inner.convert_tokens_to_string(tokens))
-        except Exception:  # a decoder may raise anything for unknown tokens
-            return ""
-
-    to_bytes = _token_decoder(decode, list(vocabulary))
-    added = {index: token.content.encode() for index, token in inner.added_tokens_decoder.items()}
-    for token, index in vocabulary.items():
-        if index not in special:
-            yield index, added[index] if index in added else to_bytes(token)
-
-
-def _token_decoder(decode: Callable[[list[str]], str], vocabulary: Sequence[str]) -> Callable[[str], bytes]:
-    """A function from a vocabulary entry to its bytes. ``decode``: the tokenizer's decoder."""
-    marks = bytes_to_unicode()  # GPT-2's character for each byte
-    bytes_of = {mark: byte for byte, mark in marks.items()}
-    if decode(["".join(marks[byte] for byte in "中".encode())]) == "中":
-        return lambda token: bytes(map(bytes_of.__getitem__, token)) if bytes_of.keys() >= {*token} else token.encode()
-    if decode(["x", "▁y"]) == "x y":
-        has_bytes = decode(["x", "<0x41>"]) == "xA"
-
-        def spaced(token: str) -> bytes:
-            byte = _BYTE.fullmatch(token) if has_bytes else None
-            return bytes.fromhex(byte[1]) if byte else token.replace("▁", " ").encode()
-
-        return spaced
-    anchor = next((token for token in vocabulary if token.isalnum() and decode([token]) == token), "")
-
-    def appended(token: str) -> bytes:
-        text = decode([anchor, token]) if anchor else decode([token])
-        return b"" if "\ufffd" in text else text.removeprefix(anchor).encode("utf-8", "ignore")
-
-    return appended

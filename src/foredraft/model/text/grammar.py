@@ -22,7 +22,9 @@ from torch import Tensor
 from foredraft.core.errors import OptionError
 from foredraft.core.sampling.grammar import Grammar
 from foredraft.model.text.byte_vocab import ByteVocab
-from foredraft.model.text.json_schema import enforceable
+from foredraft.model.text.ebnf import matching
+from foredraft.model.text.json_schema import schema_rules
+from foredraft.model.text.regex_reader import matched
 from foredraft.model.text.tokenizer import Tokenizer
 
 _CACHE_BYTES = 256 * 2**20
@@ -30,6 +32,10 @@ _CACHE_BYTES = 256 * 2**20
 _TOKEN_SECONDS = 0.002
 """For the mask of a node, or for a token that is accepted; most take a tenth of this."""
 _THREADS = min(8, os.cpu_count() or 1)
+_UNUSED = 1024
+"""Pieces behind the vocabulary that are no text, so no state of a grammar allows them. xgrammar (0.2.8) keeps the
+tokens that a state rejects as a list if they are fewer than 1,000, and then checks tokens again that are uncertain in
+another state although this one allows them; it takes milliseconds a token in strings of a limited length."""
 _WRITTEN_BYTES = 256 * 1024
 """Of a compiled grammar that is quick to write and to read; one of 0.8 MB is 15 MB when written."""
 
@@ -144,12 +150,14 @@ class Matcher:
         """Whether only the bit of the end is set."""
         if self._eos or not _bit(words, self._end):
             return False
-        return not words[:-1].any() and int(words[-1]) & ~(1 << self._end % 32) & 0xFFFFFFFF == 0
+        word, bit = divmod(self._end, 32)
+        alone = int(words[word]) & 0xFFFFFFFF == 1 << bit
+        return alone and not words[:word].any() and not words[word + 1 :].any()
 
 
 def mask_words(vocab_size: int) -> int:
-    """Words of a mask."""
-    return vocab_size // 32 + 1
+    """Words of a mask; bits behind the end's mean nothing."""
+    return (vocab_size + _UNUSED) // 32 + 1
 
 
 def _bit(words: Any, index: int) -> bool:
@@ -242,9 +250,12 @@ class GrammarCompiler:
                 )
             xgrammar = _xgrammar()
             size = self._vocab_size
-            pieces = [*ByteVocab(self._tokenizer, size).pieces[:size], b""]
+            unused = [b"\xff%d" % index for index in range(_UNUSED)]
             self._tokens = xgrammar.TokenizerInfo(
-                pieces, xgrammar.VocabType.RAW, vocab_size=size + 1, stop_token_ids=[size]
+                [*ByteVocab(self._tokenizer, size).pieces[:size], b"", *unused],
+                xgrammar.VocabType.RAW,
+                vocab_size=size + 1 + _UNUSED,
+                stop_token_ids=[size],
             )
             self._compiler = xgrammar.GrammarCompiler(self._tokens, max_threads=self._threads, cache_enabled=False)
 
@@ -264,23 +275,52 @@ def _held(grammar: Grammar, compiled: CompiledGrammar) -> int:
 
 
 def _compiled(compiler: Any, grammar: Grammar) -> Any:
-    if grammar.kind == "json_schema":
-        schema = json.dumps(enforceable(json.loads(grammar.text)))
-        return compiler.compile_json_schema(schema, any_whitespace=False)  # else small models may write nothing else
     if grammar.kind == "structural_tag":
-        return compiler.compile_structural_tag(json.dumps(_with_schemas(json.loads(grammar.text))))
-    return (compiler.compile_regex if grammar.kind == "regex" else compiler.compile_grammar)(grammar.text)
+        return compiler.compile_structural_tag(json.dumps(_with_rules(json.loads(grammar.text))))
+    if grammar.kind == "json_schema":
+        return compiler.compile_grammar(schema_rules(json.loads(grammar.text)))
+    return compiler.compile_grammar(_of_regex(grammar.text) if grammar.kind == "regex" else grammar.text)
 
 
-def _with_schemas(tag: Any) -> Any:
-    """A structural tag whose JSON schemas are enforceable, with one white-space character between parts at most."""
+def _of_regex(pattern: str) -> str:
+    """The grammar of a regular expression, which the whole text matches."""
+    try:
+        return f"root ::= {matching(matched(pattern))}\n"
+    except OptionError as error:
+        raise OptionError(f"The regex grammar is not valid: {error}") from None
+
+
+def _with_rules(tag: Any) -> Any:
+    """A structural tag with our grammars of JSON schemas and regular expressions.
+
+    White space between parts of JSON is as the model likes it, one character at most.
+    """
     if isinstance(tag, list):
-        return [_with_schemas(part) for part in tag]
+        return [_with_rules(part) for part in tag]
     if not isinstance(tag, dict):
         return tag
     if tag.get("type") == "json_schema" and "json_schema" in tag:
-        return {"max_whitespace_cnt": 1, **tag, "json_schema": enforceable(tag["json_schema"])}
-    return {key: _with_schemas(value) for key, value in tag.items()}
+        space = f"[ \\n\\r\\t]{{0,{_most_space(tag)}}}"
+        return {"type": "grammar", "grammar": schema_rules(tag["json_schema"], space=space)}
+    if tag.get("type") == "regex" and isinstance(tag.get("pattern"), str):
+        return {"type": "grammar", "grammar": _of_regex(tag["pattern"])}
+    return {key: _with_rules(value) for key, value in tag.items()}
+
+
+def _most_space(part: dict[str, Any]) -> int:
+    """White space between the tokens of a structural tag's JSON.
+
+    Raises:
+        OptionError: the part asks for what xgrammar's own converter of schemas does, which is not used.
+    """
+    plain = {"type": "json_schema", "style": "json", "any_order": False, "excludes": []}
+    for key, value in part.items():
+        if key not in ("json_schema", "max_whitespace_cnt") and (key not in plain or value != plain[key]):
+            raise OptionError(f"{key} {value!r} of a structural tag's JSON schema is not supported.")
+    most = part.get("max_whitespace_cnt", 1)
+    if isinstance(most, bool) or not isinstance(most, int) or most < 1:
+        raise OptionError(f"max_whitespace_cnt of a structural tag must be a whole number, 1 or more, not {most!r}.")
+    return most
 
 
 def _xgrammar() -> Any:

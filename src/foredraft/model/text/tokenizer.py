@@ -1,5 +1,6 @@
 """Tokenizer wrapper: encoding, decoding, chat templates, and comparison of two tokenizers."""
 
+import functools
 import hashlib
 import inspect
 import json
@@ -9,11 +10,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from foredraft.core.errors import DrafterError, PromptError, first_line
+from foredraft.model.text.token_bytes import TokenBytes, readable
 
 Message = Mapping[str, Any]
-"""``{"role": ..., "content": ...}``; the content is a string, or a list of parts ``{"type": "text", "text": ...}``."""
+"""``{"role": ..., "content": ...}``; the content is a string, or a list of parts ``{"type": "text", "text": ...}``,
+which are joined by line ends."""
 
 ChatEnding = Literal["answer", "open", "closed"]
 """Where the prompt of a conversation ends: behind what begins the assistant's answer; in the last message, which the
@@ -21,6 +25,8 @@ output continues; or behind the last message."""
 
 _RESERVED = set(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters)
 """Arguments of transformers, a template's source among them, which are no variables of the template."""
+_PADDING = re.compile(r"\[PAD\d+\]")
+"""Names of tokens that fill up the vocabulary of a GGUF file."""
 
 
 class Tokenizer:
@@ -72,14 +78,13 @@ class Tokenizer:
         if wrong := sorted(_RESERVED & (options or {}).keys()):
             raise PromptError(f"{wrong[0]} is not a variable of the chat template.")
         quote = _Quoted(plain, self._specials()) if as_text else None
-        given = {**(options or {}), "tools": [dict(tool) for tool in tools]} if tools else dict(options or {})
         try:
-            text: Any = self.inner.apply_chat_template(
+            text = self._rendered(
                 plain if quote is None else quote.messages,
-                tokenize=False,
+                tools=[dict(tool) for tool in tools] or None,
                 add_generation_prompt=ending == "answer",
                 continue_final_message=ending == "open",
-                **given,
+                **(options or {}),
             )
         except Exception as error:  # templates may raise anything
             message = str(error).strip() or error.__class__.__name__
@@ -156,19 +161,79 @@ class Tokenizer:
         spans = encoding["offset_mapping"]
         return list(encoding["input_ids"]), [int(end > begin and by_assistant[begin] == 1) for begin, end in spans]
 
-    def _rendered(self, turns: list[dict[str, str]], **options: Any) -> str:
-        return str(self.inner.apply_chat_template(turns, tokenize=False, **options)) if turns else ""
+    def _rendered(self, messages: Sequence[dict[str, Any]], **options: Any) -> str:
+        """The messages in the chat template, which sees fields that are None as Jinja does.
+
+        Where it fails on them, or would write "None", an empty content takes their place and other fields are left out.
+        """
+        if not any(value is None for message in messages for value in message.values()):
+            return self._in_template(messages, **options) if messages else ""
+        known = [{name: value for name, value in message.items() if value is not None} for message in messages]
+        without = [{"content": "", **message} for message in known]
+        try:
+            found = self._in_template(messages, **options)
+        except Exception:  # templates may raise anything
+            if options.get("continue_final_message") and messages[-1]["content"] is None:
+                raise
+            return self._in_template(without, **options)
+        try:
+            other = self._in_template(without, **options)
+        except Exception:
+            return found
+        return other if found.replace("None", "") == other.replace("None", "") else found
+
+    def _in_template(self, messages: Sequence[dict[str, Any]], *, tools: Any = None, **options: Any) -> str:
+        """The template's text. transformers' own method drops fields that are None."""
+        inner = self.inner
+        if inner.__class__.apply_chat_template is not PreTrainedTokenizerBase.apply_chat_template:
+            return str(inner.apply_chat_template(messages, tools=tools, tokenize=False, **options))
+        template = inner.get_chat_template(None, tools)
+        options = {**inner.special_tokens_map, **options}
+        rendered: Any = render_jinja_template([list(messages)], tools=tools, chat_template=template, **options)
+        return str(rendered[0][0])
 
     def fingerprint(self) -> str:
         """A hash of vocabulary and chat template; equal for tokenizers that produce the same ids."""
         facts = [sorted(self.inner.get_vocab().items()), self.inner.chat_template]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
-    def decode(self, tokens: list[int], *, special: bool = False) -> str:
-        """The string of ids, with spaces unchanged and without special tokens unless asked for."""
+    def tokens_hash(self) -> str:
+        """A hash of the ids and their tokens, but for those that pad a vocabulary; equal if ids mean the same."""
+        known = [pair for pair in sorted(self.inner.get_vocab().items()) if not _PADDING.fullmatch(pair[0])]
+        return hashlib.sha256(json.dumps(known).encode()).hexdigest()[:16]
+
+    def decode(self, tokens: list[int], *, special: bool = False, shown: frozenset[int] = frozenset()) -> str:
+        """The string of ids, with spaces unchanged and without special tokens, but for those ``shown`` or all."""
+        if not special and not shown.isdisjoint(tokens):
+            names, special = self.token_bytes.names, True
+            tokens = [token for token in tokens if token in shown or token not in names]
         if self._direct is not None:
             return str(self._direct(tokens, skip_special_tokens=not special))
         return str(self.inner.decode(tokens, skip_special_tokens=not special, clean_up_tokenization_spaces=False))
+
+    def __reduce__(self) -> tuple[type["Tokenizer"], tuple[Any]]:
+        return Tokenizer, (self.inner,)
+
+    @functools.cached_property
+    def token_bytes(self) -> TokenBytes:
+        """The bytes of single tokens."""
+        return TokenBytes(self.inner)
+
+    def bytes_of(self, token: int, *, first: bool = False) -> bytes:
+        """What a token adds to a text in UTF-8; nothing for special tokens.
+
+        Args:
+            first: no text precedes it: many decoders drop a space there.
+        """
+        raw = self.token_bytes[token]
+        if first and raw[:1] == b" ":
+            alone = self.decode([token]).encode()
+            return alone if raw.endswith(alone) else raw
+        return raw
+
+    def text_of(self, token: int) -> str:
+        r"""A token by itself, for readers: bytes of incomplete characters as ``\xf0``, special tokens by name."""
+        return self.token_bytes.names.get(token) or readable(self.token_bytes[token])
 
     def first_difference(self, other: "Tokenizer") -> str | None:
         """Where two tokenizers differ, as a clause, or None if every shared id is the same token.
@@ -216,7 +281,7 @@ class _Quoted:
 
 
 def _plain(message: Message, number: int) -> dict[str, Any]:
-    """A message with its text parts joined to one string."""
+    """A message with its text parts as the lines of one string."""
     if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
         raise PromptError(f"Chat message {number} must be a mapping with 'role' and 'content'.")
     content = message["content"]
@@ -232,7 +297,7 @@ def _plain(message: Message, number: int) -> dict[str, Any]:
             kind = part.get("type") if isinstance(part, Mapping) else part.__class__.__name__
             raise PromptError(f"Chat message {number} has a part of type {kind!r}; foredraft accepts text parts only.")
         texts.append(part)
-    return {**message, "content": "".join(texts)}
+    return {**message, "content": "\n".join(texts)}
 
 
 def check_same_tokenizer(target: Tokenizer | None, draft: Tokenizer | None, name: str) -> None:

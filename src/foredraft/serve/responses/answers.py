@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from foredraft.serve.answers import Answer, RequestMetrics, TokenLogprob
 
@@ -39,7 +39,25 @@ class OutputCall(Answer):
     status: Status
 
 
-Output = list[OutputMessage | OutputCall]
+class ReasoningText(Answer):
+    """The text of reasoning."""
+
+    type: Literal["reasoning_text"] = "reasoning_text"
+    text: str
+
+
+class OutputReasoning(Answer):
+    """What the assistant thought before it answered."""
+
+    type: Literal["reasoning"] = "reasoning"
+    id: str
+    summary: list[str] = Field(max_length=0)
+    content: list[ReasoningText]
+    status: Status
+
+
+Item = OutputReasoning | OutputMessage | OutputCall
+Output = list[Item]
 
 
 class InputDetails(Answer):
@@ -83,8 +101,11 @@ class Incomplete(Answer):
 class Response(Answer):
     """Answer of ``/v1/responses``, and the state of one in its stream.
 
-    ``metrics`` and ``lossless`` (is the output the target's own law?) come with usage.
+    ``metrics`` and ``lossless`` (is the output the target's own law?) come with usage. Fields that repeat the body have
+    no values but are one text in JSON, which ``repeating`` takes: a body may be large, and a stream has it three times.
     """
+
+    _repeated: str = PrivateAttr("")
 
     id: str
     object: Literal["response"] = "response"
@@ -112,6 +133,20 @@ class Response(Answer):
     metrics: RequestMetrics | None = None
     lossless: bool | None = None
 
+    @classmethod
+    def repeating(cls, repeated: str, **fields: Any) -> "Response":
+        """Make one of what the body does not say, and of what it does (the inside of an object)."""
+        made = cls.model_construct(**fields)
+        made._repeated = repeated
+        return made
+
+    def json_text(self) -> str:
+        return self.completed(super().json_text(), "}")
+
+    def completed(self, text: str, end: str) -> str:
+        """A text in JSON that ends with this response, whose end is ``end``, with what repeats the body."""
+        return f"{text.removesuffix(end)}, {self._repeated}{end}"
+
 
 class Event(Answer):
     """A line of a stream."""
@@ -125,21 +160,34 @@ class ResponseEvent(Event):
 
     response: Response
 
+    def json_text(self) -> str:
+        return self.response.completed(super().json_text(), "}}")
+
 
 class ItemEvent(Event):
     """An item begins or ends."""
 
     output_index: int
-    item: OutputMessage | OutputCall
+    item: Item
 
 
 class PartEvent(Event):
-    """The text of a message begins or ends."""
+    """The text of a message, or of reasoning, begins or ends."""
 
     item_id: str
     output_index: int
     content_index: int
-    part: OutputText
+    part: OutputText | ReasoningText
+
+
+class ReasoningEvent(Event):
+    """New text of reasoning (``delta``), or all of it (``text``)."""
+
+    item_id: str
+    output_index: int
+    content_index: int
+    delta: str | None = None
+    text: str | None = None
 
 
 class TextEvent(Event):

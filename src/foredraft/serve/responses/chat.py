@@ -10,6 +10,7 @@ from foredraft.serve.responses.schema import (
     InputCall,
     InputItem,
     InputMessage,
+    InputReasoning,
     MessagePart,
     ResponsesRequest,
     TextFormat,
@@ -59,10 +60,15 @@ def _add(messages: list[dict[str, Any]], item: InputItem) -> None:
         if before["role"] != "assistant":
             messages.append(before := {"role": "assistant"})
         before.setdefault("tool_calls", []).append(call)
+    elif isinstance(item, InputReasoning):
+        if thought := "\n".join(part.text for part in item.content or []):
+            messages.append({"role": "assistant", "content": "", "reasoning_content": thought})
     elif isinstance(item, InputMessage):
         text = _text(item.content)
         if item.role in ("system", "developer") and before["role"] == "system" and len(messages) == 1:
             before["content"] += f"\n\n{text}"  # many templates take one system message only
+        elif item.role == "assistant" and before.get("reasoning_content") and not before["content"]:
+            before["content"] = text
         else:
             messages.append({"role": item.role, "content": text})
     else:
@@ -70,7 +76,7 @@ def _add(messages: list[dict[str, Any]], item: InputItem) -> None:
 
 
 def _text(content: str | list[MessagePart]) -> str:
-    return content if isinstance(content, str) else "".join(part.text for part in content)
+    return content if isinstance(content, str) else "\n".join(part.text for part in content)
 
 
 def _tool(tool: FunctionTool) -> dict[str, Any]:

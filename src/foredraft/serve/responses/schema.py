@@ -6,7 +6,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticSerializationError, to_json
 
 from foredraft.core.errors import OptionError
-from foredraft.serve.schema import Body, List, SamplingFields, Templated
+from foredraft.serve.schema import Body, List, SamplingFields, Templated, only_text
 
 Forced = Literal["none", "auto", "required"]
 LOGPROBS = "message.output_text.logprobs"
@@ -38,6 +38,11 @@ class MessagePart(Body):
     annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _is_text(cls, given: Any) -> Any:
+        return only_text(given, ("input_text", "output_text"))
+
 
 class Item(Body):
     """An item of the input. ``id`` and ``status``, which items of earlier answers have, mean nothing here."""
@@ -61,7 +66,7 @@ class InputCall(Item):
     type: Literal["function_call"]
     call_id: str
     name: str
-    arguments: str
+    arguments: str = "{}"
 
 
 class InputResult(Item):
@@ -72,6 +77,22 @@ class InputResult(Item):
     output: str | List[MessagePart]
 
 
+class ReasoningPart(Body):
+    """Text of reasoning."""
+
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class InputReasoning(Item):
+    """What the assistant thought; ``summary`` and ``encrypted_content`` mean nothing here."""
+
+    type: Literal["reasoning"]
+    content: List[ReasoningPart] | None = None
+    summary: list[Any] | None = None
+    encrypted_content: str | None = None
+
+
 def _kind(item: Any) -> str:
     return str(item.get("type") or "message") if isinstance(item, dict) else str(getattr(item, "type", ""))
 
@@ -79,11 +100,13 @@ def _kind(item: Any) -> str:
 InputItem = Annotated[
     Annotated[InputMessage, Tag("message")]
     | Annotated[InputCall, Tag("function_call")]
-    | Annotated[InputResult, Tag("function_call_output")],
+    | Annotated[InputResult, Tag("function_call_output")]
+    | Annotated[InputReasoning, Tag("reasoning")],
     Discriminator(
         _kind,
         custom_error_type="unknown_item",
-        custom_error_message="An item is a message, a function_call or a function_call_output, and nothing is stored",
+        custom_error_message="An item is a message, a reasoning, a function_call or a function_call_output, and "
+        "nothing is stored",
     ),
 ]
 
@@ -144,7 +167,7 @@ class ResponsesRequest(SamplingFields, Templated):
     tools: List[FunctionTool] | None = None
     tool_choice: Forced | ForcedFunction | None = None
     parallel_tool_calls: bool = True
-    include: list[Included] | None = None
+    include: List[Included] | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     stream_options: ResponseStreamOptions | None = None
     truncation: Literal["disabled"] | None = None

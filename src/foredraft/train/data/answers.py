@@ -18,14 +18,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foredraft.core.errors import DataError
+from foredraft.core.errors import DataError, OptionError
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.engine.generator import Generator
 from foredraft.engine.request import Sequence
+from foredraft.files.outputs import locked, may_cut, written_by
 from foredraft.files.read import json_object
 from foredraft.files.write import write_json
-from foredraft.train.checkpoint import Report, lock_folder
-from foredraft.train.data.sources import sample_of
+from foredraft.train.checkpoint import Report, changed_terms
+from foredraft.train.data.sources import AnsweredBy, sample_of
 from foredraft.train.interruptions import Interruptions
 from foredraft.train.pace import SpeedMeter
 
@@ -74,21 +75,25 @@ def write_answers(
         accelerator: of several processes that answer a part of the prompts each; the file is that of one process.
 
     Raises:
-        DataError: the file has answers to other prompts.
-        OptionError: another call writes this file.
+        DataError: the file has answers to other prompts, or something else.
+        OptionError: another call writes this file, or began it with other options.
     """
     first = accelerator is None or accelerator.is_main_process
-    with lock_folder(out.parent, f".{out.name}.lock") if first else contextlib.nullcontext():
-        answered = _answered(out, prompts)
+    by = AnsweredBy.of(generator.engine.target, generator.tokenizer)
+    with locked(out.parent, f".{out.name}.lock") if first else contextlib.nullcontext():
+        answered = _answered(out, prompts, by)
+        if first:
+            _check_terms(out, answered, {"new_tokens": options.new_tokens, "temperature": options.temperature})
         if accelerator is None or accelerator.num_processes == 1:
-            _answer(generator, PromptPart(prompts, 0, out, answered), options, report)
+            _answer(generator, PromptPart(prompts, 0, out, answered, by), options, report)
             return out
         index, processes, left = accelerator.process_index, accelerator.num_processes, len(prompts) - answered
         bounds = [answered + left * part // processes for part in range(processes + 1)]
         files = [out.with_name(f".{out.name}.{begin}-{end}") for begin, end in pairwise(bounds)]
         accelerator.wait_for_everyone()  # all have read the file
         mine, file = prompts[bounds[index] : bounds[index + 1]], files[index]
-        _answer(generator, PromptPart(mine, bounds[index], file, _answered(file, mine)), options, report)
+        part = PromptPart(mine, bounds[index], file, _answered(file, mine, by), by)
+        _answer(generator, part, options, report)
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
             _append(out, files)
@@ -96,12 +101,25 @@ def write_answers(
     return out
 
 
+def _check_terms(out: Path, answered: int, terms: dict[str, Any]) -> None:
+    """Refuse to continue a file with other options, which a hidden file beside it keeps."""
+    path = out.with_name(f".{out.name}.run.json")
+    if not answered:
+        write_json(path, {**terms, **written_by("answers")}, DataError)
+    elif changed := changed_terms(path, terms):
+        raise OptionError(
+            f"{out} was begun with another {', '.join(sorted(changed))}: use the same options to continue it, or "
+            "another folder."
+        )
+
+
 def _answer(generator: Generator, part: "PromptPart", options: AnswerOptions, report: Report) -> None:
     """Append to the file what it lacks of the answers."""
     with part.out.open("a", encoding="utf-8") as file:
         with contextlib.closing(iter(PendingAnswers(generator, part, options, report))) as answers:
             for prompt, answer in zip(part.prompts[part.before :], answers, strict=True):
-                file.write(json.dumps({"ids": prompt + answer, "prompt_length": len(prompt)}) + "\n")
+                row = {"ids": prompt + answer, "prompt_length": len(prompt), **part.by.known}
+                file.write(json.dumps(row) + "\n")
                 file.flush()
 
 
@@ -115,22 +133,26 @@ def _append(out: Path, files: list[Path]) -> None:
         file.unlink()
 
 
-def _answered(path: Path, prompts: list[list[int]]) -> int:
+def _answered(path: Path, prompts: list[list[int]], by: AnsweredBy) -> int:
     """The number of answers in the file; an incomplete last one is dropped.
 
     Raises:
-        DataError: the answers are to other prompts.
+        DataError: the answers are to other prompts, or of another model.
     """
     if not path.exists():
         return 0
     whole = path.read_bytes()
     *lines, torn = whole.decode("utf-8", errors="replace").split("\n")
-    if torn:
-        os.truncate(path, whole.rfind(b"\n") + 1)
+    if torn and not lines and not may_cut(whole, json.dumps({"ids": prompts[0]}).encode()[:-2]):
+        raise DataError(f"{path} has something else than answers to these prompts; use another folder.")
     for line, prompt in zip(lines, prompts, strict=False):
         sample = sample_of(json_object(line, str(path)), str(path))
         if (sample.ids or [])[: sample.prompt_length] != prompt:
             raise DataError(f"{path} has answers to other prompts; delete it, or use another folder.")
+        if (name := sample.by.other(by)) is not None:
+            raise DataError(f"{path} has answers of another {name}; delete it, or use another folder.")
+    if torn:
+        os.truncate(path, whole.rfind(b"\n") + 1)
     return min(len(lines), len(prompts))
 
 
@@ -140,12 +162,14 @@ class PromptPart:
 
     first: number of the first prompt; the seed of the answer to prompt i is ``first + i + 1``.
     before: prompts that have an answer in the file.
+    by: whose answers they are.
     """
 
     prompts: list[list[int]]
     first: int
     out: Path
     before: int
+    by: AnsweredBy
 
 
 @dataclass(slots=True, eq=False)
@@ -233,7 +257,7 @@ class _Kept:
 
     def __init__(self, part: PromptPart, options: AnswerOptions) -> None:
         self._path, self._prompts = part.out.with_name(f"{part.out.name}.unfinished"), part.prompts
-        self._terms = {"new_tokens": options.new_tokens, "temperature": options.temperature}
+        self._terms = {"new_tokens": options.new_tokens, "temperature": options.temperature, **part.by.known}
         self._saved = time.monotonic()
 
     def read(self) -> dict[int, list[int]]:

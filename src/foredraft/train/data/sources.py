@@ -4,22 +4,48 @@ import bz2
 import gzip
 import lzma
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from foredraft.core.errors import DataError, first_line
 from foredraft.files.read import json_object
+from foredraft.model.base import TargetModel
+from foredraft.model.text.tokenizer import Tokenizer
 
 _OPENERS = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
+
+
+class AnsweredBy(NamedTuple):
+    """The model of answers (``TargetModel.contents``) and its tokens (``Tokenizer.tokens_hash``); None if unknown."""
+
+    model: str | None = None
+    tokenizer: str | None = None
+
+    @classmethod
+    def of(cls, target: TargetModel, tokenizer: Tokenizer | None) -> "AnsweredBy":
+        return cls(target.contents(), None if tokenizer is None else tokenizer.tokens_hash())
+
+    @property
+    def known(self) -> dict[str, str]:
+        """As fields of a row."""
+        return {name: value for name, value in self._asdict().items() if value is not None}
+
+    def other(self, than: "AnsweredBy") -> str | None:
+        """What is known to differ, as the name of a field."""
+        return next((name for name, value in self.known.items() if than.known.get(name, value) != value), None)
+
+
+ANYONE = AnsweredBy()
+"""Of answers by an unknown model, and of texts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One document: a text, a chat, or token ids of a prompt with the target's answer.
 
-    ``where``: file and line, for error messages.
+    ``where``: file and line, for error messages. ``by``: whose answer it is.
     """
 
     where: str
@@ -27,6 +53,7 @@ class Sample:
     messages: list[dict[str, str]] | None = None
     ids: list[int] | None = None
     prompt_length: int = 0
+    by: AnsweredBy = ANYONE
 
 
 def read_sources(sources: list[str]) -> Iterator[Sample]:
@@ -34,7 +61,7 @@ def read_sources(sources: list[str]) -> Iterator[Sample]:
 
     A source is a JSON Lines file, a text file, a folder of these, or ``datasets:NAME`` or ``datasets:NAME:SPLIT``
     (default: train) from the Hugging Face hub. A JSON line has ``text``, ``messages`` (or ShareGPT's
-    ``conversations``), or ``ids`` and ``prompt_length`` (from ``foredraft answers``).
+    ``conversations``), or ``ids`` and ``prompt_length`` (from ``foredraft answers``, with ``model`` and ``tokenizer``).
 
     Raises:
         DataError: missing source or invalid line; the message names file, line and field.
@@ -83,18 +110,38 @@ def sample_of(row: dict[str, Any], where: str) -> Sample:
     if "messages" in row or "conversations" in row:
         return Sample(where, messages=_messages(row.get("messages", row.get("conversations")), where))
     if "ids" in row:
-        return _ids_sample(row["ids"], row.get("prompt_length", 0), where)
+        return _ids_sample(row, where)
     if not isinstance(row.get("text"), str):
         raise DataError(f"{where}: no field text, messages or ids (fields: {', '.join(row) or 'none'}).")
     return Sample(where, text=row["text"])
 
 
-def _ids_sample(ids: Any, prompt_length: Any, where: str) -> Sample:
+def answers_of(samples: Iterable[Sample], by: AnsweredBy) -> Iterator[Sample]:
+    """The samples; answers of another model, or in other tokens, are refused.
+
+    Raises:
+        DataError: there is one.
+    """
+    for sample in samples:
+        if (name := sample.by.other(by)) is not None:
+            raise DataError(
+                f"{sample.where}: this answer is of another {name} ({sample.by.known[name]}) than the target's "
+                f"({by.known[name]}): let foredraft answers write the target's own, or take the field {name} out of "
+                "the lines to train on these."
+            )
+        yield sample
+
+
+def _ids_sample(row: dict[str, Any], where: str) -> Sample:
+    ids, prompt_length = row["ids"], row.get("prompt_length", 0)
     if not isinstance(ids, list) or not all(_is_index(i) and i < 2**31 for i in ids):
         raise DataError(f"{where}: ids must be a list of integers of 0 or more.")
     if not _is_index(prompt_length) or prompt_length > len(ids):
         raise DataError(f"{where}: prompt_length must be an integer from 0 to the number of ids.")
-    return Sample(where, ids=ids, prompt_length=prompt_length)
+    by = AnsweredBy(row.get("model"), row.get("tokenizer"))
+    if not all(isinstance(each, str) for each in by.known.values()):
+        raise DataError(f"{where}: model and tokenizer of an answer must be strings.")
+    return Sample(where, ids=ids, prompt_length=prompt_length, by=by)
 
 
 def _is_index(value: Any) -> bool:

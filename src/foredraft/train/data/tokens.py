@@ -21,7 +21,7 @@ from foredraft.core.errors import DataError
 from foredraft.engine.prefix_cache import common_prefix
 from foredraft.model.text.tokenizer import Tokenizer
 from foredraft.model.text.vocab_mapping import VocabMapping
-from foredraft.train.data.sources import Sample, files_of, read_sources, template_error
+from foredraft.train.data.sources import ANYONE, AnsweredBy, Sample, answers_of, files_of, read_sources, template_error
 
 _BATCH = 256  # documents per tokenizer call
 
@@ -45,19 +45,21 @@ class TokenStore:
         tokenizer: Tokenizer,
         end: int | None,
         mapping: VocabMapping | None = None,
+        by: AnsweredBy = ANYONE,
     ) -> "TokenStore":
         """Read the store of an earlier run from ``folder``, or build it atomically.
 
         Args:
             end, mapping: see ``encoded``.
+            by: the target, by whom answers must be.
 
         Raises:
-            DataError: a source cannot be read, or no token counts.
+            DataError: a source cannot be read, an answer is another model's, or no token counts.
         """
-        key = _fingerprint(sources, tokenizer, end, mapping)
+        key = _fingerprint(sources, tokenizer, end, mapping, by)
         place = folder / f"tokens-{key}"
         if not place.is_dir():
-            _build(place, encoded(read_sources(sources), tokenizer, end, mapping))
+            _build(place, encoded(answers_of(read_sources(sources), by), tokenizer, end, mapping))
         store = cls(np.load(place / "ids.npy", mmap_mode="r"), np.load(place / "counts.npy", mmap_mode="r"), place)
         if not store.counts.any():
             raise DataError(f"No token in {', '.join(sources)} counts in the loss: add texts or assistant turns.")
@@ -152,9 +154,11 @@ def _write(folder: Path, documents: Iterator[Document]) -> None:
     np.save(folder / "counts.npy", np.concatenate(counts))
 
 
-def _fingerprint(sources: list[str], tokenizer: Tokenizer, end: int | None, mapping: VocabMapping | None) -> str:
-    """A hash of the sources (name, size, modification time), the tokenizer and the target's tokens."""
-    facts: list[object] = [end, tokenizer.fingerprint()]
+def _fingerprint(
+    sources: list[str], tokenizer: Tokenizer, end: int | None, mapping: VocabMapping | None, by: AnsweredBy
+) -> str:
+    """A hash of the sources (name, size, modification time), the tokenizer, the target and its tokens."""
+    facts: list[object] = [end, tokenizer.fingerprint(), by.known]
     if mapping is not None:
         facts.append([mapping.target.names, [piece.hex() for piece in mapping.target.pieces]])
     for source in sources:

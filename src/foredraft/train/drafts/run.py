@@ -15,7 +15,8 @@ from foredraft.core.sampling.params import check_known
 from foredraft.core.target_parts import FINAL
 from foredraft.drafters.draft_model import DraftModel, Options as DraftOptions
 from foredraft.drafters.early_exit import Options as ExitOptions
-from foredraft.drafters.universal import Options as UniversalOptions, Universal
+from foredraft.drafters.universal.method import Options as UniversalOptions, Universal
+from foredraft.files.outputs import check_output_folder
 from foredraft.files.provenance import fingerprint, provenance, short
 from foredraft.files.write import atomic_write
 from foredraft.model.base import TargetModel
@@ -28,7 +29,7 @@ from foredraft.train.data.batches import TrainBatches
 from foredraft.train.data.tokens import TokenStore
 from foredraft.train.drafts import boost, distil, early_exit, prune
 from foredraft.train.drafts.distil import DistilRecipe, DraftRun, Student, Teacher
-from foredraft.train.heads.export import check_free, save_model
+from foredraft.train.heads.export import save_model
 from foredraft.train.heads.validate import validation_length, validation_losses
 from foredraft.train.loop import train
 from foredraft.train.options import LoopOptions
@@ -286,7 +287,7 @@ def _train_model(
 ) -> Path:
     """Train the recipe's model and save it in ``folder/result``."""
     context, loop, made = run.context, run.loop, folder / result
-    check_free(made)
+    check_output_folder(made, "train", {"recipe": run.method})
     batches = context.batches(recipe.taps, loop, store)
     validation = functools.partial(validate, recipe, batches, context.target, loop)
     train(recipe, batches, folder, loop, validate=validation, report=run.report, accelerator=context.accelerator)

@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError
 
 from foredraft.core.errors import DataError
-from foredraft.files.write import atomic_folder
+from foredraft.files.outputs import replaced_folder
 from foredraft.heads import formats
 from foredraft.heads.formats.medusa import write_second
 from foredraft.heads.nets.hydra import HydraConfig
@@ -27,22 +27,6 @@ def record_accuracies(net: Any, batches: Sequence[TrainBatch]) -> None:
         net.config = dataclasses.replace(net.config, accuracies=rank_accuracies(net, batches))
 
 
-def check_free(folder: Path, net: Any = None, *, tuned: bool = False) -> None:
-    """Refuse before the training a folder that its result could not replace.
-
-    Args:
-        net: the head that is to be saved there; None for a model.
-        tuned: with its target.
-
-    Raises:
-        UsageError: the folder has something else.
-    """
-    if net is None or tuned:
-        _check_replaceable(folder)
-    else:
-        formats.check_folder(net, folder, formats.default_format(net))
-
-
 def save_head(net: Any, folder: Path, loaded: Loaded, target_name: str, notes: dict[str, Any]) -> None:
     """Save a head of an unchanged target."""
     formats.save_head(
@@ -53,6 +37,7 @@ def save_head(net: Any, folder: Path, loaded: Loaded, target_name: str, notes: d
         target_config=loaded.model.config.to_dict(),
         provenance=notes,
         embed=False,
+        command="train",
     )
 
 
@@ -85,10 +70,9 @@ def save_model(model: Any, folder: Path, loaded: Loaded, notes: dict[str, Any]) 
 
 
 def _save_model(model: Any, folder: Path, loaded: Loaded, notes: dict[str, Any], more: dict[str, torch.Tensor]) -> None:
-    _check_replaceable(folder)
     model = model.bfloat16()
     try:
-        with atomic_folder(folder, whole=True) as partial:
+        with replaced_folder(folder, "train") as partial:
             with quiet():
                 model.save_pretrained(partial, state_dict={**model.state_dict(), **more})
             if loaded.tokenizer is not None:
@@ -98,9 +82,3 @@ def _save_model(model: Any, folder: Path, loaded: Loaded, notes: dict[str, Any],
             (partial / "provenance.json").write_text(json.dumps(notes, indent=2) + "\n", encoding="utf-8")
     except (OSError, RuntimeError, SafetensorError) as error:
         raise DataError(f"Cannot write the trained model to {folder}: {error}.") from error
-
-
-def _check_replaceable(folder: Path) -> None:
-    """Refuse to replace anything but the result of an earlier run."""
-    if folder.exists() and not all((folder / name).is_file() for name in ("config.json", "provenance.json")):
-        raise DataError(f"{folder} exists and is not the result of a run: use another --out.")

@@ -10,6 +10,7 @@ import torch
 from foredraft.core.errors import OptionError
 from foredraft.core.sampling.params import check_known
 from foredraft.core.target_parts import FINAL
+from foredraft.files.outputs import check_output_folder
 from foredraft.files.provenance import provenance, relative_name, short
 from foredraft.heads.formats import load_head
 from foredraft.model.base import TargetModel
@@ -19,7 +20,7 @@ from foredraft.train.checkpoint import Report
 from foredraft.train.data.batches import TrainBatches
 from foredraft.train.data.tokens import TokenStore
 from foredraft.train.devices import cast_norm_inputs
-from foredraft.train.heads.export import check_free, record_accuracies, save_head, save_target_and_heads
+from foredraft.train.heads.export import record_accuracies, save_head, save_target_and_heads
 from foredraft.train.heads.init import frequent_tokens
 from foredraft.train.heads.recipes import RECIPES, RecipeKind
 from foredraft.train.heads.validate import validation_length, validation_losses
@@ -61,7 +62,7 @@ def run(
         context.check_resume(terms)
         net = _new_net(kind, shape, context.store, context.target, loop.seed)
         head = context.folder / "head"
-        check_free(head, net, tuned=kind.join is not None)
+        check_output_folder(head, "train", {"recipe": method})
         recipe = kind.trained(net, context.target, options)
         cast_norm_inputs(recipe)
         batches = context.batches(recipe.taps, loop)
@@ -71,7 +72,9 @@ def run(
             owner = {**_owner(kind, target_name, shape), "target_model": relative_name(target_name, head)}
             if kind.join is not None:
                 owner["target_model"] = "."
-            notes = {**provenance(), **owner, "validation": validate()}
+            elif context.by.model is not None:
+                owner["target_contents"] = context.by.model
+            notes = {**provenance(), "recipe": method, **owner, "validation": validate()}
             record_accuracies(net, batches.held_out(16, (FINAL,)))
             if kind.join is None:
                 save_head(net, head, context.loaded, target_name, notes)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
+from foredraft.core.best import best_of
 from foredraft.core.drafter import Drafter
 from foredraft.core.rng import derive_seeds
 from foredraft.core.sampling.params import SamplingParams
@@ -80,7 +81,7 @@ def rank_accuracies(net: Medusa | Hydra, batches: Sequence[TrainBatch]) -> tuple
         choices = net.target.head(batch.hidden[FINAL]).argmax(-1)
         logits = logits_ahead(net, batch)
         for head in range(net.config.num_heads):
-            best = logits(rows, head).topk(RANKS, dim=-1).indices
+            best = best_of(logits(rows, head), RANKS).indices
             correct = best == choices[:, 1 + head : 1 + head + rows.shape[1], None]
             hits[head] += correct.float().mean((0, 1)).cpu()
     return tuple(tuple(round(float(rate), 4) for rate in head) for head in hits / max(1, len(batches)))

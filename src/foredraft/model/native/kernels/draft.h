@@ -1,5 +1,5 @@
 /* A draft of several levels in one call: the entries that were committed since the last draft, then the best nodes level by
- * level, then the best nodes of all levels. The rules are those of drafters/common/dynamic_tree.py, which is the reference.
+ * level, then the best nodes of all levels. The rules are those of drafters/trees/dynamic.py, which is the reference.
  */
 #ifndef FOREDRAFT_DRAFT_H
 #define FOREDRAFT_DRAFT_H

@@ -1,8 +1,10 @@
 /* The narrow interface of the native engine: plain structs and raw pointers, no torch.
  *
  * A matrix holds its outputs in tiles of 16. A tile has, for each group of 32 inputs, the codes of its 16 outputs so that
- * one 64-byte load holds four inputs of each; then a half-precision scale per group and output, and, unless the codes are
- * symmetric, a half-precision minimum. See pack.c.
+ * one 64-byte load holds four inputs of each, and the scales of these codes. Scales are of one of two kinds. HALF_SCALES: a
+ * half-precision scale per group and output, and, unless the codes are symmetric, a half-precision minimum. SMALL_SCALES,
+ * those of K-quants: for each block of 256 inputs one half-precision factor of its scales (and one of its minima), which
+ * are integers of 8 bits: a scale per 16 inputs if the codes are symmetric, else a scale and a minimum per 32. See pack.h.
  */
 #ifndef FOREDRAFT_ENGINE_H
 #define FOREDRAFT_ENGINE_H
@@ -11,14 +13,24 @@
 
 #define TILE 16
 #define GROUP 32
-#define MINIMA (-1) /* Matrix.zero where minima are stored */
+#define BLOCK_GROUPS 8 /* groups of a block with SMALL_SCALES */
+#define MINIMA (-1) /* Form.zero where minima are stored */
 
+enum { HALF_SCALES, SMALL_SCALES };
+
+/* How weights are stored. */
 typedef struct {
+    int32_t bits; /* of a code: 4, 5, 6 or 8; 32: float weights */
+    int32_t zero; /* weight = scale * (code - zero), or scale * code + minimum if MINIMA */
+    int32_t scales;
+} Form;
+
+typedef struct Matrix {
     const uint8_t *data; /* tiles, aligned to 64 bytes */
     const float *bias;   /* [outputs rounded up to TILE], or NULL */
     int64_t outputs, inputs;
-    int32_t bits; /* 4 or 8; 32: float weights */
-    int32_t zero; /* weight = scale * (code - zero), or scale * code + minimum if MINIMA */
+    Form form;
+    const struct Matrix *next; /* the outputs after these, which fill whole tiles then; or NULL */
 } Matrix;
 
 typedef struct {
@@ -44,7 +56,6 @@ typedef struct {
     int64_t rotary_dim, rotary_tables, kinds;
     int32_t activation, gated, head_norm, kv, entry;
     int32_t normed_residual; /* BESIDE: the first layer adds to the norm of the given states */
-    int32_t raw_logits;      /* the output layer reads states before the final norm */
     float eps, embedding_scale, residual_scale, attention_scale, attention_cap, logit_scale, logit_cap;
     const Layer *layer;
     Matrix embedding, head; /* without data: no tokens; no logits */
@@ -136,18 +147,21 @@ typedef struct {
     int64_t *drafted;               /* [2]: nodes of the tree, and levels */
 } Draft;
 
-/* Every function that returns int32_t returns 0, or one of these; nothing has been written then. */
-enum { OK, BAD_SHAPE, BAD_TOKEN, BAD_POSITION, BAD_SLOT, BAD_ROW, BAD_VISIBLE, BAD_NODE, NO_MEMORY, BAD_TAP };
+/* Every function that returns int32_t returns 0, or one of these; nothing has been written then, but for BAD_NUMBER. */
+enum { OK, BAD_SHAPE, BAD_TOKEN, BAD_POSITION, BAD_SLOT, BAD_ROW, BAD_VISIBLE, BAD_NODE, NO_MEMORY, BAD_TAP, BAD_NUMBER };
 
 int32_t fd_runs_here(void);
 const char *fd_isa(void);
 
 int64_t fd_state_bytes(int32_t kv, int64_t head_dim); /* of a key, or a value, of one head; -1: there are none such */
-int64_t fd_matrix_bytes(int64_t outputs, int64_t inputs, int32_t bits, int32_t zero);
-int32_t fd_pack_floats(const float *weight, int64_t outputs, int64_t inputs, int32_t bits, int32_t zero, uint8_t *data);
+int64_t fd_matrix_bytes(int64_t outputs, int64_t inputs, const Form *form); /* -1: there is no such matrix */
+int32_t fd_pack_floats(const float *weight, int64_t outputs, int64_t inputs, const Form *form, uint8_t *data);
 int32_t fd_pack_codes(
-    const uint8_t *codes, const uint16_t *scales, const uint16_t *minima, int64_t outputs, int64_t inputs, int32_t bits,
-    int32_t zero, uint8_t *data);
+    const uint8_t *codes, const uint16_t *scales, const uint16_t *minima, int64_t outputs, int64_t inputs, const Form *form,
+    uint8_t *data);
+int32_t fd_block_form(int32_t type, Form *form); /* of a type of GGUF files, by its number; BAD_SHAPE: not stored as it is */
+int32_t fd_pack_blocks(
+    int32_t type, const uint8_t *const *rows, int64_t outputs, int64_t inputs, uint8_t *data, int32_t threads);
 int32_t fd_unpack_codes(const Matrix *matrix, uint8_t *codes, uint16_t *scales, uint16_t *minima);
 int32_t fd_unpack(const Matrix *matrix, const int64_t *rows, int64_t count, float *out, int64_t stride);
 

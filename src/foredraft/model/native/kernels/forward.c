@@ -4,6 +4,7 @@
  * computed per row. Threads share outputs, rows and heads, never a sum.
  */
 #include "attention.h"
+#include "blocks.h"
 #include "engine.h"
 #include "pack.h"
 #include "pool.h"
@@ -57,7 +58,7 @@ void fd_advise_huge(void *memory, int64_t bytes) {
 typedef struct {
     int8_t *codes;
     float *scales, *sums;
-    int32_t *offsets;
+    int32_t *counts;
 } Rounded;
 
 /* Buffers of a forward of so many nodes at a time. */
@@ -140,11 +141,10 @@ static void clear_end(float *x, int64_t count) {
 
 /* Quantise these groups of a row of x for a product with the matrix. */
 static void quantise_groups(const Run *run, const Matrix *matrix, const Rounded *to, const float *x, int64_t row, int64_t first, int64_t last) {
-    if (matrix->bits == 32) return;
+    if (matrix->form.bits == 32) return;
     for (int64_t group = first; group < last; group++) {
         int64_t place = group * run->across + row;
-        quantise_group(
-            matrix, x + group * GROUP, to->codes + place * GROUP, to->scales + place, to->offsets + place, to->sums + place);
+        quantise_group(x + group * GROUP, to->codes + place * GROUP, to->scales + place, to->counts + 2 * place, to->sums + place);
     }
 }
 
@@ -156,7 +156,7 @@ static void quantise(Run *run, int64_t row) {
 /* The outputs in these blocks of the matrix times the quantised inputs. */
 static void multiply(const Run *run, int64_t first, int64_t last) {
     const Rounded *x = &run->given;
-    Activations a = {x->codes, x->scales, x->offsets, x->sums, run->across, run->inputs, run->input_width};
+    Activations a = {x->codes, x->scales, x->counts, x->sums, run->across, run->inputs, run->input_width};
     product_blocks(run->matrix, &a, run->rows, &run->out, first, last);
 }
 
@@ -167,12 +167,12 @@ static void blocks_of_product(void *context, int64_t first, int64_t last, int th
 
 /* How many blocks of outputs, ``each`` times as many, a thread claims at a time. */
 static int64_t claimed_blocks(const Matrix *m, int64_t each) {
-    return larger(CLAIMED / (each * block_bytes(m->inputs, m->bits, m->zero)), 1);
+    return larger(CLAIMED / (each * block_bytes(m->inputs, m->form)), 1);
 }
 
 /* The matrix times the quantised inputs, into ``outputs``. */
 static void product(Run *run) {
-    parallel(run->pool, blocks_of_product, run, tiles_of(run->matrix->outputs), claimed_blocks(run->matrix, 1));
+    parallel(run->pool, blocks_of_product, run, tiles_of(outputs_of(run->matrix)), claimed_blocks(run->matrix, 1));
 }
 
 static void rows_in_parallel(Run *run, Work work, const Matrix *matrix) {
@@ -459,7 +459,7 @@ static void activate(void *context, int64_t first, int64_t last, int thread) {
 
 /* Whether the thread that computes inner states can also activate and quantise them: a whole group at a time. */
 INLINE int activates_at_once(const Model *model, const Layer *layer) {
-    return model->inner % GROUP == 0 && layer->up.bits != 32 && layer->down.bits != 32;
+    return model->inner % GROUP == 0 && layer->up.form.bits != 32 && layer->down.form.bits != 32;
 }
 
 /* Items: groups of inner states, from the first product to the input of the second. */
@@ -568,7 +568,7 @@ static void finish(Run *run) {
             int64_t n = (step->keep ? step->keep[b * step->keep_stride + k] : run->first + k) - run->first;
             if (n < 0 || n >= run->width) continue;
             int64_t row = b * run->width + n;
-            const float *from = model->raw_logits ? run->states + row * run->state_width : run->outputs + row * run->output_width;
+            const float *from = run->outputs + row * run->output_width;
             float *input = run->inputs + count * run->input_width;
             memcpy(input, from, (size_t)model->hidden * 4);
             clear_end(input, model->hidden);
@@ -582,7 +582,9 @@ static void finish(Run *run) {
 /* ---- checks ---- */
 
 static int32_t bad_data(const Matrix *m) {
-    return bad_matrix(m->outputs, m->inputs, m->bits, m->zero) || !m->data || (uintptr_t)m->data % 64;
+    for (const Matrix *each = m; each; each = each->next)
+        if (!each->data || (uintptr_t)each->data % 64) return 1;
+    return bad_matrices(m);
 }
 
 int64_t fd_state_bytes(int32_t kv, int64_t head_dim) {
@@ -591,7 +593,7 @@ int64_t fd_state_bytes(int32_t kv, int64_t head_dim) {
 }
 
 static int not_matrix(const Matrix *m, int64_t outputs, int64_t inputs) {
-    return m->outputs != outputs || m->inputs != inputs || bad_data(m);
+    return outputs_of(m) != outputs || m->inputs != inputs || bad_data(m);
 }
 
 static int32_t check_model(const Model *m) {
@@ -611,7 +613,7 @@ static int32_t check_model(const Model *m) {
         int64_t inputs = i == 0 && m->entry == BESIDE ? 2 * m->hidden : m->hidden;
         const int64_t shapes[][2] = {{both, inputs}, {m->hidden, width}, {up, m->hidden}, {m->hidden, m->inner}};
         for (int k = 0; k < 4; k++) {
-            if (each[k]->outputs != shapes[k][0] || each[k]->inputs != shapes[k][1]) return BAD_SHAPE;
+            if (outputs_of(each[k]) != shapes[k][0] || each[k]->inputs != shapes[k][1]) return BAD_SHAPE;
             if (each[k]->data != NULL ? bad_data(each[k]) : each[k ^ 1]->data != NULL) return BAD_SHAPE; /* k ^ 1: of the same part */
         }
         if (l->kind < 0 || l->kind >= m->kinds || l->rotary < 0 || l->rotary >= m->rotary_tables) return BAD_SHAPE;
@@ -667,7 +669,7 @@ static size_t lay_out(Run *run, uint8_t *memory, int64_t rows, int64_t threads) 
         to->codes = take(&next, rows * run->input_width, 1);
         to->scales = take(&next, rows * groups, 4);
         to->sums = take(&next, rows * groups, 4);
-        to->offsets = take(&next, rows * groups, 4);
+        to->counts = take(&next, rows * groups, 8);
     }
     run->places = take(&next, rows, 8);
     run->nothing = take(&next, run->state_bytes, 1);
@@ -744,7 +746,7 @@ int32_t fd_forward(Engine *engine, const Model *model, const Step *step, int32_t
 /* One product, for measurements and heads. */
 int32_t fd_product(Engine *engine, const Matrix *matrix, const float *x, int64_t rows, float *y, int64_t stride, int32_t threads) {
     if (bad_data(matrix) || rows < 0) return BAD_SHAPE;
-    if (stride < padded(matrix->outputs, TILE)) return BAD_SHAPE;
+    if (stride < padded(outputs_of(matrix), TILE)) return BAD_SHAPE;
     pool_resize(&engine->pool, threads);
     Model none = {0};
     Run run = {.model = &none, .pool = &engine->pool, .matrix = matrix};

@@ -66,6 +66,12 @@ INLINE vf v_power_of_two(vf n) { /* of whole numbers in [-126, 127] */
     return _mm512_castsi512_ps(_mm512_slli_epi32(bits, 23));
 }
 INLINE vf v_load_half(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
+INLINE vf v_load_unsigned(const uint8_t *p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}
+INLINE vf v_load_signed(const int8_t *p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}
 INLINE void v_store_half(uint16_t *p, vf a) {
     _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
@@ -119,6 +125,12 @@ INLINE vf v_power_of_two(vf n) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(bits, 23));
 }
 INLINE vf v_load_half(const uint16_t *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
+INLINE vf v_load_unsigned(const uint8_t *p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+}
+INLINE vf v_load_signed(const int8_t *p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+}
 INLINE void v_store_half(uint16_t *p, vf a) {
     _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
@@ -174,6 +186,16 @@ INLINE vf v_power_of_two(vf n) {
     return vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtnq_s32_f32(n), vdupq_n_s32(127)), 23));
 }
 INLINE vf v_load_half(const uint16_t *p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
+INLINE vf v_load_unsigned(const uint8_t *p) {
+    uint32_t four;
+    memcpy(&four, p, 4);
+    return vcvtq_f32_u32(vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(four)))));
+}
+INLINE vf v_load_signed(const int8_t *p) {
+    uint32_t four;
+    memcpy(&four, p, 4);
+    return vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vcreate_s8(four)))));
+}
 INLINE void v_store_half(uint16_t *p, vf a) { vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(a))); }
 INLINE float v_sum(vf a) { return vaddvq_f32(a); }
 INLINE float v_highest(vf a) { return vmaxvq_f32(a); }
@@ -217,6 +239,8 @@ INLINE vf v_power_of_two(vf n) {
     return value;
 }
 INLINE vf v_load_half(const uint16_t *p) { return half_to_float(*p); }
+INLINE vf v_load_unsigned(const uint8_t *p) { return (float)*p; }
+INLINE vf v_load_signed(const int8_t *p) { return (float)*p; }
 INLINE void v_store_half(uint16_t *p, vf a) { *p = float_to_half(a); }
 INLINE float v_sum(vf a) { return a; }
 INLINE float v_highest(vf a) { return a; }

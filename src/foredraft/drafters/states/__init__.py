@@ -1,0 +1,1 @@
+"""What drafters keep of each row between steps."""

@@ -1,0 +1,1 @@
+"""Draft trees: their shapes, and what builds them level by level."""
