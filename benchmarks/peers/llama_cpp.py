@@ -11,6 +11,7 @@ compiler and, for speed, Ninja; two cores take 20 minutes.
 import argparse
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -94,7 +95,8 @@ def built() -> Path:
     """The folder of the programs, after building what is missing."""
     if (found := programs()) is None:
         build = configured()
-        _run("cmake", "--build", str(build), "--parallel", "--target", *PROGRAMS)
+        cores = str(os.cpu_count() or 1)  # without a number, make starts all jobs at once
+        _run("cmake", "--build", str(build), "--parallel", cores, "--target", *PROGRAMS)
         found = build / "bin"
     about = json.dumps(facts(found.parent), indent=1)
     atomic_write(found / "build.json", lambda file: file.write(about.encode()))
