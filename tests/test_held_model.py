@@ -5,6 +5,7 @@ import copy
 import gc
 import io
 import logging
+import pickle
 import threading
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,14 @@ def test_a_held_model_is_saved_pickled_and_copied_as_a_whole(name: str, way: Any
         assert state.keys() == before.keys() and all(torch.equal(state[key], before[key]) for key in before)
         assert all(torch.equal(each, before[key]) for key, each in model.named_parameters())
     assert packed(model) == 0 and torch.equal(by_itself(model), logits)
+
+
+@pytest.mark.parametrize("way", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_generator_is_neither_pickled_nor_copied(way: Any):
+    with load(tiny.build("llama"), "none") as g:
+        with pytest.raises(TypeError, match="load the model in each process"):
+            way(g)
+        assert said(g)
 
 
 def test_a_model_of_our_own_is_saved_as_a_whole_too(tmp_path: Path):

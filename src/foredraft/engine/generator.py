@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence as Seq
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any, overload
+from typing import Any, NoReturn, overload
 
 import numpy as np
 from torch import Tensor
@@ -382,6 +382,12 @@ class Generator(StreamSource):
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "A Generator has threads and memory of its own, so it can be neither pickled nor copied: load the model in "
+            "each process; generators of one process can share a model (foredraft.load(model, ...))."
+        )
 
     def decode(self, tokens: list[int], *, shown: frozenset[int] = frozenset()) -> str:
         """The text of token ids, without special tokens but for those ``shown``; empty without a tokenizer."""
