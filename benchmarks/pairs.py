@@ -4,7 +4,7 @@ Arms take turns, prompt by prompt: plain decoding (``plain``), universal's metho
 ``slrs``, ``tli``) and by default (``auto``: the length by the policy), and transformers' ``generate``, plain (``hf``)
 and with the same draft at the same length (``hf_universal``: SLEM if greedy, else TLI). So a speed-up over ``hf`` is
 the loop's (``plain`` over ``hf``) times drafting's (over ``plain``). In samples transformers 5.23 takes a drafted
-token's q from another token's place (docs/log.md), so the target's law judges samples, and ``hf_repaired`` is
+token's q from another token's place (docs/log/drafters.md), so the target's law judges samples, and ``hf_repaired`` is
 ``hf_universal`` without this fault.
 
     python benchmarks/pairs.py --smollm2 MODEL --smollm2-draft DRAFT --trained TRAINED --models ../shared/models \\

@@ -230,4 +230,4 @@ def test_no_body_harms_the_requests_beside_it():
     assert not found.wrong
     assert len(found.statuses) == len(bodies) and {200, 400} <= set(found.statuses)
     assert not [record.getMessage() for record in records.kept if record.exc_info]
-    assert max(found.seconds) < 30  # generous, for machines that others use; see docs/log.md for times
+    assert max(found.seconds) < 30  # generous, for machines that others use; see docs/log/serving.md for times

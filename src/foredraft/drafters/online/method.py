@@ -41,8 +41,8 @@ class Online(Background):
 
     Weights change only before a proposal or after a request has ended, on the loop's thread, and never between drafting
     and verification, so q stays the law of the draft. The inner drafter's caches of rows in flight come from older
-    weights; that costs very little acceptance (docs/log.md), and only until these rows end: later ones take nothing
-    over from rows that were admitted before the change.
+    weights; that costs very little acceptance (docs/log/heads.md), and only until these rows end: later ones take
+    nothing over from rows that were admitted before the change.
 
     Raises:
         DrafterError: the inner drafter cannot be trained.

@@ -15,7 +15,7 @@ from foredraft.model.native.runner import MOST_GUESSES, KernelRuntime
 
 SHARPEST = 0.8
 """The temperature at which a draft's probabilities best predict acceptance by a greedy target, which accepts likely
-tokens more often and unlikely ones less (docs/log.md, "How large a tree should be")."""
+tokens more often and unlikely ones less (docs/log/policy.md, "How large a tree should be")."""
 
 GUESSES = 8
 """Least number of children that are scored for a node in sampled rows. They cost no forward, and which of a node's

@@ -39,7 +39,7 @@ _CAPTURING = threading.Lock()
 """A capture begins by waiting for the device, which would end one of another thread."""
 _HASHLESS = frozenset({"forward", "draft", "catch-up"})
 """Segments without random numbers. Compiled for a CPU, the hashes behind these differ in the last entries of some
-vectors (docs/log.md), and a seed would give another output."""
+vectors (docs/log/recording.md), and a seed would give another output."""
 _WARM_UPS = 2
 """Runs before a capture: the first compiles kernels and allocates the workspaces of libraries."""
 

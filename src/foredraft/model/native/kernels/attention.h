@@ -108,7 +108,7 @@ typedef struct {
 } Together;
 
 /* Fetch the block of slots from ``slot`` on: a slot in 8 bits is no whole number of lines, and its reads do not look like a
- * stream to the processor. Half precision loses by it, and so does a single node. Measured on Zen 4: docs/log.md.
+ * stream to the processor. Half precision loses by it, and so does a single node. Measured on Zen 4: docs/log/native.md.
  */
 INLINE void fetch_block(const Head *head, int64_t slot) {
     const uint8_t *from = head->states + slot * head->stride;

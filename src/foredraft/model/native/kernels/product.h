@@ -78,7 +78,7 @@ __attribute__((constructor)) static void know_processor(void) {
 
 /* Fetch weights ahead; a block is one stream, and the next block follows it. A page and a half ahead, into the second level of
  * the caches: what is fetched within a page comes too late. One or two rows of 8 bits wait for memory alone and gain by
- * the first level. Measured: docs/log.md.
+ * the first level. Measured: docs/log/native.md.
  */
 INLINE void fetch_ahead(const uint8_t *block, int64_t group, Kind kind, int rows) {
     const int64_t size = group_share(kind);
