@@ -1,4 +1,4 @@
-"""What the bundled heads are worth: off-by-one errors are lossless and silent, and lower it (heads.md 6.1).
+"""What the bundled heads are worth: off-by-one errors are lossless and silent, and lower it.
 
 The figures were measured when the heads were shipped; a fault of position, shift, norm or layer costs more than the
 three percent that are allowed here. In sampled rows, so does the noise of another position.

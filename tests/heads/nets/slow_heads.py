@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def medusa(w: Weights, config: Any, h: Tensor, head: int) -> Tensor:
-    """heads.md 1.5: x + SiLU(W x + b), the same block again and again, then a projection."""
+    """Medusa (arXiv:2401.10774): x + SiLU(W x + b), the same block again and again, then a projection."""
     for _ in range(config.num_layers):
         h = h + silu(w.linear(f"blocks.{head}.linear", h))
     return w.linear(f"heads.{head}", h) if w.has(f"heads.{head}.weight") else w.target_head(h)
@@ -21,7 +21,7 @@ def blockwise(w: Weights, config: Any, h: Tensor, head: int) -> Tensor:
 
 
 def hydra(w: Weights, config: Any, h: Tensor, tokens: Sequence[int]) -> Tensor:
-    """heads.md 1.6: head i reads h_t (or what the prefix layer says) and the embeddings of t + 1, ..., t + 1 + i."""
+    """Hydra (arXiv:2402.05109): head i reads h_t (or the prefix layer) and the embeddings of t + 1 to t + 1 + i."""
     head = len(tokens) - 1
     x = torch.cat([h, *(w.embedding[token] for token in tokens)])
     x = w.linear(f"mlps.{head}.res_connection", x) + silu(w.linear(f"mlps.{head}.linear", x))

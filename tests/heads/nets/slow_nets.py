@@ -147,7 +147,7 @@ class Layer:
 
 
 class SlowEagle:
-    """EAGLE-1 and 2 (heads.md 1.1): fc(embedding, feature), a layer without input norm, the target's output layer."""
+    """EAGLE-1, 2 (arXiv:2401.15077): fc(embedding, feature), a layer without input norm, the target's head."""
 
     def __init__(self, net: Any, model: Any, faults: Faults) -> None:
         self.w, self.config, self.faults, self.rows = Weights(net, model), net.config, faults, {}
@@ -171,7 +171,7 @@ class SlowEagle:
 
 
 class SlowEagle3:
-    """EAGLE-3 (heads.md 1.2 to 1.4): fused taps, two norms side by side, a head of its own behind a final norm."""
+    """EAGLE-3 (arXiv:2503.01840): fused taps, two norms side by side, a head of its own behind a final norm."""
 
     def __init__(self, net: Any, model: Any, faults: Faults) -> None:
         self.w, self.config, self.faults, self.rows = Weights(net, model), net.config, faults, {}
@@ -277,7 +277,7 @@ class Grown:
 
 
 def grow(reader: DraftRunner, depth: int, top_k: int, nodes: int, *, value: bool = True, rerank: bool = True) -> Grown:
-    """heads.md 2.3: expand the k best of each level, then keep the best of all; by score, shallower, earlier.
+    """EAGLE-2's tree (arXiv:2406.16858): expand the k best of each level, keep the best of all.
 
     Args:
         value: the best of a level have the best paths, not the best tokens.

@@ -1,8 +1,8 @@
 """Per-row cache of heads that read the target's features: the features, and the head's own keys and values.
 
 Features, keys and values are stored in the slot of their position. Each proposal first reads the tokens committed since
-the last one, from the target's true features; leftovers of a draft tree are overwritten or never read (heads.md 6.4:
-keeping them silently lowers acceptance).
+the last one, from the target's true features; leftovers of a draft tree are overwritten or never read (keeping
+them lowers acceptance, and changes no output).
 """
 
 from collections.abc import Callable, Mapping, Sequence

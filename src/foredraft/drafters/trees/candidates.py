@@ -93,7 +93,8 @@ def worth_a_level(above: Float[Tensor, "B K"], going: Bool[Tensor, "B"], price: 
 def keep_best(
     candidates: Candidates, root: Int[Tensor, "B"], nodes: int, allowed: Int[Tensor, "B"], linear: bool = False
 ) -> Draft:
-    """The tree of the ``nodes`` best candidates: by score, then the shallower, then the earlier (heads.md 6.9).
+    """The tree of the ``nodes`` best candidates: by score, then the shallower, then the earlier (EAGLE-2's re-ranking,
+    Li et al., arXiv:2406.16858, section 4.2).
 
     A parent never scores less than its child and comes before it, so it is always kept with it and the tree is
     connected. The draft has the scores. ``allowed``: the number of levels that each row may have. ``linear``: the

@@ -1,4 +1,4 @@
-"""The decoder block of a head: its config, with the keys of transformers' ``LlamaConfig`` (heads.md 1.1 to 1.4)."""
+"""The decoder block of a head: its config, with the keys of transformers' ``LlamaConfig``."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace

@@ -1,4 +1,7 @@
-"""SafeAILab's EAGLE-1 and EAGLE-2 files (heads.md 1.1): one format, since EAGLE-2 changes only the tree."""
+"""SafeAILab's EAGLE-1 and EAGLE-2 files (Li et al., arXiv:2401.15077 and 2406.16858).
+
+They are one format, since EAGLE-2 changes only the tree.
+"""
 
 from typing import Any
 

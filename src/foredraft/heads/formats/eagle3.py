@@ -1,7 +1,7 @@
 """Reads EAGLE-3 files: SafeAILab's, SpecForge's and NVIDIA's (for SGLang), AngelSlim's, and speculators' (for vLLM).
 
 All have the same tensors. They differ in the names of these, in flags, in whether a flag is at the top of the config
-or in its ``eagle_config``, and in how they number the target's layers (heads.md 1.2 to 1.4).
+or in its ``eagle_config``, and in how they number the target's layers.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Writes EAGLE-3 heads in the formats of SafeAILab's code, SGLang and vLLM (heads.md 1.2 to 1.4)."""
+"""Writes EAGLE-3 heads in the formats of SafeAILab's code, SGLang and vLLM."""
 
 from typing import Any
 

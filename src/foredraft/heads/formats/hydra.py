@@ -1,4 +1,4 @@
-"""Hydra and Hydra++ heads (heads.md 1.6): the grounded architectures mlp and prefix-mlp."""
+"""Hydra and Hydra++ heads (Ankner et al., arXiv:2402.05109): the grounded architectures mlp and prefix-mlp."""
 
 import re
 from dataclasses import asdict

@@ -1,7 +1,7 @@
 """Which of the target's hidden layers an EAGLE-3 head reads.
 
 A tap is a number of decoder layers (0 is the embedding). SpecForge, SGLang and AngelSlim list layers whose outputs are
-read, so tap = id + 1; speculators and vLLM list layers whose inputs are read, so tap = id (heads.md 1.2).
+read, so tap = id + 1; speculators and vLLM list layers whose inputs are read, so tap = id.
 """
 
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Medusa heads: Medusa-1 in both versions and Medusa-2 (heads.md 1.5).
+"""Medusa heads: Medusa-1 in both versions and Medusa-2 (FasterDecoding/Medusa; Cai et al., arXiv:2401.10774).
 
 A head is a Sequential of L residual blocks (one module, repeated) and an output layer.
 """

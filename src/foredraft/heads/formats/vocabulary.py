@@ -1,4 +1,4 @@
-"""The draft vocabulary of EAGLE-3: ``d2t`` holds offsets, ``t2d`` is a membership mask (heads.md 1.2)."""
+"""The draft vocabulary of EAGLE-3: ``d2t`` holds offsets, ``t2d`` is a mask (Li et al., arXiv:2503.01840)."""
 
 import torch
 from jaxtyping import Bool, Int
