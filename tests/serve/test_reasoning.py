@@ -173,6 +173,15 @@ def test_arguments_in_the_history_are_objects(marked: servers.Running, arguments
     assert f"[assistant]{said}![tool]3" in prompt(marked, chat)
 
 
+def test_empty_fields_of_an_answer_come_back_with_the_history(marked: servers.Running):
+    empty: Any = {"refusal": None, "audio": None, "function_call": None, "annotations": []}
+    said: Any = {"role": "assistant", "content": "3"}
+    assert prompt(marked, [*CHAT, {**said, **empty}, *CHAT]) == prompt(marked, [*CHAT, said, *CHAT])
+    for name, value in (("refusal", "No."), ("audio", {"id": "a"}), ("annotations", [{"type": "url_citation"}])):
+        refused = marked.post({"messages": [*CHAT, {**said, name: value}, *CHAT]}, "/tokenize")
+        assert refused.status_code == 400 and name in refused.text
+
+
 def force(monkeypatch: pytest.MonkeyPatch, ids: list[int]) -> None:
     """Have the model say these tokens."""
     made = Converter._params

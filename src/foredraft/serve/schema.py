@@ -225,7 +225,10 @@ class ToolCall(Body):
 
 
 class ChatMessage(Body):
-    """One turn. ``reasoning``: vLLM's name for ``reasoning_content``, what the assistant thought before it answered."""
+    """One turn. ``reasoning``: vLLM's name for ``reasoning_content``, what the assistant thought before it answered.
+
+    The last four are in OpenAI's answers, so they come back with a history; they must be empty.
+    """
 
     role: Role
     content: str | List[TextPart] | None = None
@@ -234,6 +237,10 @@ class ChatMessage(Body):
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
+    refusal: None = Field(None, exclude=True)
+    audio: None = Field(None, exclude=True)
+    function_call: None = Field(None, exclude=True)
+    annotations: List[Any] | None = Field(None, max_length=0, exclude=True)
 
 
 class Function(Body):
