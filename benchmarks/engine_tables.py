@@ -307,10 +307,14 @@ def in_short(lines: dict[str, list[dict]]) -> str:
 
 
 def chats(lines: dict[str, list[dict]]) -> tuple[int, dict[str, int]]:
-    """How many chats there are, and how many of them those engines had that did not run on all with one thread."""
-    runs = {arm: len(own) for (threads, arm), own in by_arm(lines).items() if threads == 1} or {"": 0}
-    most = max(runs.values())
-    return most, {arm.rsplit(" ", 1)[0]: count for arm, count in runs.items() if count < most}
+    """How many chats there are, and how many of them those engines had that ran on fewer, with the fewest threads."""
+    runs = by_arm(lines)
+    fewest, counts = min((threads for threads, _ in runs), default=0), dict[str, int]()
+    for (threads, arm), own in runs.items():
+        if threads == fewest:  # the mode that was chosen for a task runs on this task alone
+            counts[engine_of(arm)] = max(counts.get(engine_of(arm), 0), len(own))
+    most = max(counts.values(), default=0)
+    return most, {engine: count for engine, count in counts.items() if count < most}
 
 
 def by_arm(lines: dict[str, list[dict]]) -> dict[tuple[int, str], list[dict]]:

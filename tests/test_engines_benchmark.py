@@ -53,6 +53,21 @@ def test_two_engines_in_turns(
     assert all(("accepted" in run) == ("plain" not in run["arm"]) for run in lines["run"])
 
 
+def test_chats_are_counted_with_the_fewest_threads_and_by_engine(script: Callable[[str], ModuleType]):
+    """A mode that was chosen for one task does not make its engine one that ran on few chats."""
+    tables = script("engine_tables")
+
+    def runs(arm: str, tasks: str) -> list[dict]:
+        return [
+            {"arm": arm, "threads": 2, "task": task, "prompt": 0, "output": [1], "accepted": 1, "drafted": 1}
+            for task in tasks.split()
+        ]
+
+    found = runs("foredraft Q4_K_M plain", "edit sum qa") + runs("llama.cpp Q4_K_M plain", "edit sum qa")
+    found += runs("llama.cpp Q4_K_M ngram-mod", "sum") + runs("openvino Q4_1 plain", "edit")
+    assert tables.chats({"run": found}) == (3, {"openvino Q4_1": 1})
+
+
 def test_defaults_against_the_best_mode_of_each_peer(script: Callable[[str], ModuleType]):
     tables = script("engine_tables")
     speeds = {
