@@ -45,10 +45,10 @@ from foredraft.core.worth import DraftNodes, Worth
 from foredraft.drafters.common.wrapper import DrafterWrapper
 from foredraft.engine.fitting import round_up
 from foredraft.engine.generator import Generator
-from foredraft.engine.host_tail import HostOut
 from foredraft.engine.policy import NEUTRAL, Calibrated, Constant, Heuristic, Policy, Throughput
 from foredraft.engine.policy.estimates import AcceptanceModel
 from foredraft.engine.step import RowStep, StepResult
+from foredraft.engine.tail import StepEnd
 from foredraft.files.provenance import short_commit
 
 RESULTS = Path(__file__).resolve().parent / "results" / "stopping.jsonl"
@@ -275,7 +275,9 @@ def replay(
         output.extend(row.emitted)
         width = size if any_width else round_up(size)
         tree = TokenTree.chain(torch.zeros(1, width, dtype=torch.long))
-        policy.observe(view, plan, StepResult([row], HostOut([row], 1), None, ratio * levels, 1.0, levels, tree=tree))
+        policy.observe(
+            view, plan, StepResult([row], StepEnd.known([row], 1), None, ratio * levels, 1.0, levels, tree=tree)
+        )
         counts["forwards"] += 1
         counts["drafted"] += levels
         counts["accepted"] += accepted

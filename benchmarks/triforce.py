@@ -223,7 +223,7 @@ def decode(stepper: Stepper, view: View, length: int, tokens: int) -> dict:
         done = stepper(StepInputs(view, Plan((length,))))
         seconds.append(time.perf_counter() - started)
         emitted.append(len(done.rows[0].emitted))
-        view = view.followed_by(done.tail.emitted, [emitted[-1]])
+        view = view.followed_by(done.end.emitted, [emitted[-1]])
     return {
         "tokens": sum(emitted),
         "steps": len(emitted),

@@ -12,9 +12,9 @@ from foredraft.core.errors import DrafterError, OptionError
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.drafters.prompt_lookup import Options as LookupOptions
 from foredraft.engine.generator import Generator, Result
-from foredraft.engine.host_tail import HostOut
 from foredraft.engine.policy import OffFrom, policy_for
 from foredraft.engine.step import StepResult
+from foredraft.engine.tail import StepEnd
 from foredraft.heads.formats.tuned import Tuned, read_tuned, write_tuned
 
 CONSTANT = "num_assistant_tokens_schedule=constant"
@@ -173,7 +173,7 @@ def test_the_other_policy_hears_everything():
     inner = tiny.ScriptedPolicy(three_each)
     below = OffFrom(inner, 1)
     seen = view(0.0)
-    done = StepResult([], HostOut([], 1), None, 0.0, 0.0)
+    done = StepResult([], StepEnd.known([], 1), None, 0.0, 0.0)
     below.observe(seen, below.plan(seen, [9]), done)
     below.release(0)
     assert inner.observed == [(Plan((0,)), done)] and inner.released == [0]

@@ -13,9 +13,9 @@ from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.tree import TokenTree
 from foredraft.core.worth import DraftNodes
 from foredraft.engine.fitting import round_up
-from foredraft.engine.host_tail import HostOut
 from foredraft.engine.policy import Policy
 from foredraft.engine.step import RowStep, StepResult
+from foredraft.engine.tail import StepEnd
 
 Chances = Callable[[random.Random], float]
 """Draws the true probability that a token is accepted after its parent."""
@@ -179,7 +179,7 @@ def step_of(world: World, plan: Plan, rows: int, fresh: int = 0) -> StepResult:
     draft, rest = world.seconds(levels, rows * width, fresh)
     tree = TokenTree.root(torch.zeros(rows, dtype=torch.long))
     tree = replace(tree, tokens=tree.tokens.expand(-1, width))
-    return StepResult(results, HostOut(results, 1), None, draft, rest, levels, tree=tree)
+    return StepResult(results, StepEnd.known(results, 1), None, draft, rest, levels, tree=tree)
 
 
 def plain(world: World) -> float:

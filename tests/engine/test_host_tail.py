@@ -17,8 +17,8 @@ from foredraft.core.sampling.warp import Warp
 from foredraft.core.transfer import HostCopy
 from foredraft.core.tree import PAD, ROOT, TokenTree
 from foredraft.engine.draft_check import Proposed, checked
-from foredraft.engine.host_tail import HostOut, walk
-from foredraft.engine.tail import TailOut, read_back, tail
+from foredraft.engine.host_tail import walk
+from foredraft.engine.tail import StepEnd, read_back, tail
 
 VOCABULARY, NODES, PROMPT = 5, 9, 4
 KINDS: dict[str, list[dict[str, Any]]] = {
@@ -67,7 +67,7 @@ def draft(source: random.Random, seen: View, *, linear: bool) -> Draft:
     return Draft(tree, Law.FIXED, scores=-torch.rand(len(parents), NODES).double())
 
 
-def both(seen: View, proposed: Draft, logits: Tensor) -> tuple[HostOut, TailOut, list[Any]]:
+def both(seen: View, proposed: Draft, logits: Tensor) -> tuple[StepEnd, StepEnd, list[Any]]:
     safe, proposal = checked(proposed, seen, VOCABULARY, "Test")
     wanted = tail(seen, safe, logits, None, None if proposal is None else proposal.columns, False)
     rows = read_back(safe, proposal, HostCopy(wanted.table), wanted.emitted.shape[1])
@@ -92,7 +92,7 @@ def test_the_host_finds_the_verdicts_of_the_tensors(kind: str, linear: bool):
         seen = view([SamplingParams(**each) for each in KINDS[kind]])
         proposed = draft(source, seen, linear=linear)
         found, wanted, rows = both(seen, proposed, logits_of(proposed.tree))
-        for own, other in zip(found.rows, rows, strict=True):
+        for own, other in zip(found.rows or [], rows, strict=True):
             assert own.emitted == other.emitted and list(own.path) == list(other.path) and own.healthy
             assert (own.drafted, own.depth, own.accepted) == (other.drafted, other.depth, other.accepted)
             assert own.nodes.parents == other.nodes.parents
@@ -108,7 +108,7 @@ def test_a_root_alone_is_plain_decoding():
     seen = view([SamplingParams(temperature=1.0), SamplingParams()])
     proposed = Draft(TokenTree.root(seen.roots), Law.FIXED)
     found, wanted, rows = both(seen, proposed, torch.randn(2, 1, VOCABULARY))
-    assert [each.emitted for each in found.rows] == [each.emitted for each in rows]
+    assert [each.emitted for each in found.rows or []] == [each.emitted for each in rows]
     assert torch.equal(found.emitted, wanted.emitted) and torch.equal(found.verdict.path, wanted.verdict.path)
 
 
@@ -121,7 +121,7 @@ def test_only_nodes_that_are_reached_need_a_law(bad: float):
     logits[0, 0, 3], logits[1, 0, 4] = 1.0, 1.0  # the first row reaches its node
     logits[:, 1] = bad
     found, _, rows = both(seen, proposed, logits)
-    assert [each.healthy for each in found.rows] == [each.healthy for each in rows] == [False, True]
+    assert [each.healthy for each in found.rows or []] == [each.healthy for each in rows] == [False, True]
 
 
 def test_a_draft_that_cannot_be_verified_is_reported():

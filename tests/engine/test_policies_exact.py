@@ -21,9 +21,9 @@ from foredraft.core.tree import PAD, TokenTree
 from foredraft.core.verify import DEFAULT, RULES
 from foredraft.core.worth import DraftNodes
 from foredraft.engine.fitting import fitted
-from foredraft.engine.host_tail import HostOut
 from foredraft.engine.policy import Calibrated, Constant, Heuristic, OffFrom, Policy, Throughput
 from foredraft.engine.step import RowStep, StepResult
+from foredraft.engine.tail import StepEnd
 from oracle import Draws, EnumeratingRng, Table, grow, random_table, total_variation, true_law
 
 V, LENGTH, DEEPEST = 2, 4, 2
@@ -181,7 +181,7 @@ def law(
             row = RowStep(list(emitted), drafted_nodes, depth, len(emitted) - 1, True, path, nodes)
             text = (*branch.text, *emitted)
             following = planned(own, text) if ahead else None
-            own.observe(seen, plan, StepResult([row], HostOut([row], 1), None, level * depth, 1.0, depth))
+            own.observe(seen, plan, StepResult([row], StepEnd.known([row], 1), None, level * depth, 1.0, depth))
             open_branches.append(Branch(text, branch.weight * weight, own, following))
     return total, plans
 

@@ -16,17 +16,17 @@ from foredraft.core.errors import OptionError
 from foredraft.core.options import DrafterOptions
 from foredraft.core.worth import DraftNodes
 from foredraft.engine.cost_model import CostTable, measure_costs
-from foredraft.engine.host_tail import HostOut
 from foredraft.engine.policy import Calibrated, Constant, Heuristic, OffFrom, Policy, Throughput, policy_for
 from foredraft.engine.policy.fixed import best_threshold
 from foredraft.engine.step import RowStep, StepResult
+from foredraft.engine.tail import StepEnd
 
 
 def done(*rows: tuple[int, int], scores: tuple[float, ...] = ()) -> StepResult:
     """Rows of (drafted depth, accepted)."""
     nodes = DraftNodes(range(-1, len(scores)), (0.0, *scores))
     steps = [RowStep([0] * (accepted + 1), depth, depth, accepted, True, nodes=nodes) for depth, accepted in rows]
-    return StepResult(steps, HostOut(steps, 1), None, 0.0, 0.0)
+    return StepResult(steps, StepEnd.known(steps, 1), None, 0.0, 0.0)
 
 
 def test_constant_keeps_to_limits():

@@ -20,9 +20,9 @@ from foredraft.core.rng import RandomStream
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.worth import DraftNodes
 from foredraft.drafters.none import NoDrafter
-from foredraft.engine.host_tail import HostOut
 from foredraft.engine.policy import Constant, Policy
 from foredraft.engine.step import RowStep, StepResult
+from foredraft.engine.tail import StepEnd
 from oracle import Table, random_table, total_variation, true_law
 
 AHEAD, LENGTH, DEEPEST = 2, 3, 1
@@ -114,7 +114,9 @@ def run(rows: tuple[Row, Row], policy: Policy, p: Table, q: Table, numbers: Numb
         seen = together(batch)
         plan = policy.plan(seen, [row.limit for row in batch])
         steps = [row.step(planned, p, q, numbers) for row, planned in zip(batch, plan.lengths, strict=True)]
-        policy.observe(seen, plan, StepResult(steps, HostOut(steps, 1), None, 0.05 * plan.length, 1.0, plan.length))
+        policy.observe(
+            seen, plan, StepResult(steps, StepEnd.known(steps, 1), None, 0.05 * plan.length, 1.0, plan.length)
+        )
         for row in batch:
             if len(row.output) >= row.length:
                 policy.release(row.number)

@@ -6,15 +6,18 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import random_heads as heads
 import runs
 import tiny
+from foredraft.core.draft import Verdict
 from foredraft.core.drafter import KVSize
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.sampling.stop import StopRules
 from foredraft.engine.policy import Constant
 from foredraft.engine.state import Batch
+from foredraft.engine.tail import RowStep, StepEnd
 from foredraft.model.hf.causal_lm import CausalLM
 from foredraft.model.kv.cache import SlotView
 
@@ -30,6 +33,14 @@ def sequence(prompt: list[int], stream: int) -> Any:
         rules=StopRules(10, frozenset()),
         length=len(prompt),
     )
+
+
+def end(emitted: Tensor, counts: list[int], *, known: bool) -> StepEnd:
+    """The end of a step of rows with these new tokens, known to the host or not."""
+    if known:
+        new = [tokens[:count] for tokens, count in zip(emitted.tolist(), counts, strict=True)]
+        return StepEnd.known([RowStep(own, 0, 0, 0, healthy=True) for own in new], emitted.shape[1])
+    return StepEnd(Verdict(torch.zeros_like(emitted), emitted[:, 0]), emitted, torch.tensor(counts))
 
 
 def check(batch: Batch, of: dict[int, Any]) -> None:
@@ -55,7 +66,7 @@ def test_lines_hold_the_rows_in_flight_whatever_comes_and_goes(seed: int):
             check(batch, of)
             counts = [source.randint(1, 3) for _ in of]
             emitted = torch.randint(100, (len(of), 3))
-            batch.append(emitted, torch.tensor(counts))
+            batch.append(end(emitted, counts, known=source.random() < 0.5))
             for row, tokens, count in zip(batch.rows, emitted.tolist(), counts, strict=True):
                 of[row].tokens += tokens[:count]
                 of[row].length += count

@@ -4,68 +4,21 @@ The verdicts are those of target sampling. A token is needed only at the nodes t
 it needs no law but scores, so a kernel chooses it (``TargetModel.choose``), and nothing has to be read back.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from foredraft.core.draft import Draft, Verdict
+from foredraft.core.draft import Draft
 from foredraft.core.drafter import View
 from foredraft.core.rng import Choose, target_bits
 from foredraft.core.sampling.warp import Paths
-from foredraft.core.transfer import to_device
 from foredraft.core.tree import PAD, host_depths
 from foredraft.core.verify import DEFAULT, rule_of
 from foredraft.core.worth import DraftNodes
 from foredraft.engine.draft_check import Proposed
-from foredraft.engine.tail import RowStep
-
-_CPU = torch.device("cpu")
-
-
-@dataclass(frozen=True, slots=True)
-class HostOut:
-    """The tail's results, known on the host; as tensors on the device, D wide, when they are asked for."""
-
-    rows: list[RowStep]
-    width: int
-    device: torch.device = _CPU
-    laws: None = None
-
-    def reading(self, draft: Draft, proposal: Proposed | None) -> Callable[[], list[RowStep]]:
-        """See ``TailOut``."""
-        return lambda: self.rows
-
-    @property
-    def emitted(self) -> Int[Tensor, "B D"]:
-        """See ``TailOut``."""
-        return to_device([_padded(row.emitted, self.width) for row in self.rows], self.device)
-
-    @property
-    def counts(self) -> Int[Tensor, "B"]:
-        """See ``TailOut``."""
-        return to_device([len(row.emitted) for row in self.rows], self.device)
-
-    @property
-    def in_order(self) -> bool:
-        """Whether all accepted nodes follow each other from the root on, so that their slots are the right ones."""
-        return all(row.path == list(range(1, 1 + len(row.path))) for row in self.rows)
-
-    @property
-    def verdict(self) -> Verdict:
-        """The accepted paths."""
-        paths = [_padded([0, *row.path], self.width) for row in self.rows]
-        bonus = [row.emitted[-1] for row in self.rows]
-        if self.device.type != "cpu":
-            return Verdict(to_device(paths, self.device), to_device(bonus, self.device), in_order=self.in_order)
-        return Verdict(paths, bonus, in_order=self.in_order)
-
-
-def _padded(numbers: list[int], width: int) -> list[int]:
-    return (numbers + [-1] * (width - len(numbers)))[:width]
+from foredraft.engine.tail import RowStep, StepEnd
 
 
 def can_walk(view: View, rule: str | None) -> bool:
@@ -75,7 +28,7 @@ def can_walk(view: View, rule: str | None) -> bool:
 
 def walk(
     choose: Choose, view: View, draft: Draft, logits: Float[Tensor, "B N V"], proposal: Proposed | None
-) -> "HostOut":
+) -> StepEnd:
     """Choose the next tokens of each row, as far as they are in its draft, and one more.
 
     Raises:
@@ -93,7 +46,7 @@ def walk(
     ]
     if proposal is not None:
         proposal.judge(proposal.columns.tolist(), [each.depth for each in rows], tree.depth)
-    return HostOut(rows, tree.depth + 1)
+    return StepEnd.known(rows, tree.depth + 1)
 
 
 def _scores(view: View, draft: Draft, logits: Float[Tensor, "B N V"]) -> tuple[Float[Tensor, "B N V"], Sequence[float]]:

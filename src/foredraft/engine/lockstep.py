@@ -18,8 +18,9 @@ from foredraft.core.drafter import View
 from foredraft.core.rng import Noise, first
 from foredraft.core.worth import DraftNodes
 from foredraft.engine.draft_check import Proposed
-from foredraft.engine.host_tail import HostOut, step_of
+from foredraft.engine.host_tail import step_of
 from foredraft.engine.request import Sequence
+from foredraft.engine.tail import StepEnd
 
 
 def walk_together(
@@ -29,7 +30,7 @@ def walk_together(
     draft: Draft,
     logits: Float[Tensor, "B N V"],
     proposal: Proposed | None,
-) -> HostOut:
+) -> StepEnd:
     """Choose the next tokens of all rows, as far as each of them is in its draft, and one more.
 
     Raises:
@@ -65,7 +66,7 @@ def walk_together(
         rows.append(step_of([max(token, 0) for token in new], end, nodes, healthy=healthy, linear=tree.linear))
     if proposal is not None:
         proposal.judge(proposal.columns.tolist(), [each.depth for each in rows], tree.depth)
-    return HostOut(rows, tree.depth + 1, logits.device)
+    return StepEnd.known(rows, tree.depth + 1, logits.device)
 
 
 def _draw(noise: Noise, depth: int, members: Seq[int], laws: Float[Tensor, "R V"]) -> list[int]:

@@ -14,6 +14,7 @@ from foredraft.core.rng import Exponentials, Noise, RecentTimes
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.sampling.warp import Warp
 from foredraft.engine.request import Sequence
+from foredraft.engine.tail import StepEnd
 from foredraft.model.kv.cache import bucket, persistent_zeros
 
 
@@ -179,8 +180,12 @@ class Batch:
             device=self._device,
         )
 
-    def append(self, emitted: Int[Tensor, "B D"], counts: Int[Tensor, "B"]) -> None:
-        """Append the new tokens of a step, ``counts[b]`` of them in row b; later columns are undefined."""
+    def append(self, end: StepEnd) -> None:
+        """Append the new tokens of a step."""
+        if end.rows is not None and self._on_host:
+            self._append_known([row.emitted for row in end.rows])
+            return
+        emitted, counts = end.emitted, end.counts
         count, depth = emitted.shape
         self._reserve(count, max(self.host_lengths) + depth)
         own = self._buffers.first(count, self._buffers.history.shape[1])
@@ -189,8 +194,8 @@ class Batch:
         own.tips.copy_(emitted.gather(1, counts[:, None] - 1)[:, 0])
         own.lengths.add_(counts)
 
-    def append_known(self, emitted: Seq[Seq[int]]) -> None:
-        """``append`` of tokens on the host, on a CPU."""
+    def _append_known(self, emitted: Seq[Seq[int]]) -> None:
+        """Tokens that the host knows, on a CPU."""
         host_lengths = self.host_lengths
         self._reserve(len(emitted), max(host_lengths) + max(map(len, emitted)))
         history, lengths, tips, _ = self._on_host

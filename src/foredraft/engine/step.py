@@ -17,10 +17,10 @@ from foredraft.core.verify import rule_of
 from foredraft.engine.draft_check import Proposed, checked
 from foredraft.engine.fitting import fitted
 from foredraft.engine.grammar_masks import HostTree, Matchers, masked
-from foredraft.engine.host_tail import HostOut, can_walk, walk
+from foredraft.engine.host_tail import can_walk, walk
 from foredraft.engine.lockstep import walk_together
 from foredraft.engine.state import Batch
-from foredraft.engine.tail import RowStep as RowStep, TailOut, tail
+from foredraft.engine.tail import RowStep as RowStep, StepEnd, tail
 from foredraft.engine.trace import StepTrace
 from foredraft.model.base import TargetModel, widened
 from foredraft.model.kv.cache import SlotCache
@@ -30,7 +30,7 @@ from foredraft.model.recording.segment import Segment, SegmentRows
 
 @dataclass(slots=True)
 class StepResult:
-    """A step's results by row, and as tensors in its ``tail``, and its times in seconds.
+    """A step's results by row, and as tensors in its ``end``, and its times in seconds.
 
     ``draft_seconds`` is the device's time for the draft, ``verify_seconds`` the rest of the step on the host's clock.
     ``logits[b, i]`` are the model's before any warp at new token i of row b. ``levels``: levels drafted; may
@@ -40,7 +40,7 @@ class StepResult:
     """
 
     rows: list[RowStep]
-    tail: TailOut | HostOut
+    end: StepEnd
     logits: Float[Tensor, "B D V"] | None
     draft_seconds: float
     verify_seconds: float
@@ -90,7 +90,7 @@ class StepInputs:
     the rows' grammars; None if no row has one.
     They cost another read-back; see ``grammar_masks``. ``choices``: choose the tokens of all rows together, in place of
     warp and verification. ``batch``: gets the new tokens, which may change what ``view`` shows. ``logits``,
-    ``laws``: what else to return; see ``StepResult`` and ``TailOut``.
+    ``laws``: what else to return; see ``StepResult`` and ``StepEnd``.
     """
 
     view: View
@@ -110,7 +110,7 @@ class Launched(NamedTuple):
     inputs: StepInputs
     errors: Mapping[int, Exception]
     drafted: Drafted
-    tail: TailOut | HostOut
+    end: StepEnd
     read: Callable[[], list[RowStep]]
     logits: Float[Tensor, "B D V"] | None
     start: "_Mark"
@@ -142,7 +142,7 @@ class Stepper:
     vocab_size: int = 0
     free_rows: Callable[[], Container[int]] = tuple
     _forward: Segment[StepOut] = field(init=False)
-    _tail: Segment[TailOut] = field(init=False)
+    _tail: Segment[StepEnd] = field(init=False)
 
     def __post_init__(self) -> None:
         rows = SegmentRows(self.cache, lambda: self.target.version, self._are_free)
@@ -182,7 +182,7 @@ class Stepper:
         seconds, drafting = start.host_seconds(), drafted.start.until(drafted.end)
         return StepResult(
             rows=results,
-            tail=end,
+            end=end,
             logits=logits,
             draft_seconds=min(drafting, seconds),
             verify_seconds=max(seconds - drafting, 0.0),
@@ -193,7 +193,7 @@ class Stepper:
 
     def _verify(
         self, inputs: StepInputs, view: View, drafted: Drafted, errors: dict[int, Exception]
-    ) -> tuple[StepOut, TailOut | HostOut]:
+    ) -> tuple[StepOut, StepEnd]:
         """The target's forward and the step's tail."""
         draft, tree = drafted.draft, drafted.draft.tree
         if view.recorder is not self.recorder:  # of the loop around a nested one, for the drafter alone
@@ -235,20 +235,15 @@ class Stepper:
         out = self.target.compute(step, self.cache)
         return replace(out, logits=widened(out.logits, self.vocab_size))
 
-    def _commit(self, view: View, draft: Draft, out: StepOut, end: TailOut | HostOut, batch: Batch | None) -> None:
+    def _commit(self, view: View, draft: Draft, out: StepOut, end: StepEnd, batch: Batch | None) -> None:
         """Launch what needs the verdict on the device only: so the device does it while the host goes on."""
-        moves = not draft.tree.linear and not (isinstance(end, HostOut) and end.in_order)
-        if moves or self.drafter.commits:
-            verdict = end.verdict
-            if moves:
-                self.cache.compact(view.rows, self.target.root_slots(view.lengths - 1, view.rows), verdict.path)
+        verdict = end.verdict
+        if not (draft.tree.linear or verdict.in_order):
+            self.cache.compact(view.rows, self.target.root_slots(view.lengths - 1, view.rows), verdict.path)
+        if self.drafter.commits:
             self.drafter.commit(view, draft, verdict, out)
-        if batch is None:
-            return
-        if isinstance(end, HostOut) and end.device.type == "cpu":
-            batch.append_known([row.emitted for row in end.rows])
-        else:
-            batch.append(end.emitted, end.counts)
+        if batch is not None:
+            batch.append(end)
 
     def _propose(self, view: View, plan: Plan) -> Drafted:
         """Launch a draft, which the device may make later."""

@@ -1,4 +1,7 @@
-"""The tail of a step: from the target's logits to the tokens of each row, and their read-back."""
+"""The tail of a step: from the target's logits to the tokens of each row, and their read-back.
+
+``engine.host_tail`` has the same where the host may read logits, ``engine.lockstep`` where choices see all rows.
+"""
 
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass, replace
@@ -11,7 +14,7 @@ from foredraft.core.draft import Draft, Target, Verdict
 from foredraft.core.drafter import View
 from foredraft.core.rng import HashedRng
 from foredraft.core.sampling.warp import Paths
-from foredraft.core.transfer import HostCopy
+from foredraft.core.transfer import HostCopy, on_host, to_device
 from foredraft.core.tree import ROOT
 from foredraft.core.verify import verify
 from foredraft.core.worth import DraftNodes
@@ -19,6 +22,7 @@ from foredraft.engine.draft_check import Proposed
 
 _SCORE_SCALE, _MIN_SCORE = 1e6, -1e4
 """Scores are read back as integers (millionths), clamped from below."""
+_CPU = torch.device("cpu")
 _NO_DRAFT = DraftNodes((ROOT,), None)
 
 
@@ -45,20 +49,54 @@ class RowStep:
 
 
 @dataclass(frozen=True, slots=True)
-class TailOut:
-    """The tail's results on the device. ``table``: what the host reads of them. ``laws``: the processed laws on the
-    path, if asked for and if some row is sampled."""
+class StepEnd:
+    """How a step ends: the accepted paths and the new tokens, D wide, of each row.
+
+    As in ``Verdict``, what the host knows may be given as lists. ``rows``: the results, if the host has them.
+    ``table``: of results on the device, what the host reads. ``laws``: the processed laws on the path, if asked for and
+    if some row is sampled.
+    """
 
     verdict: Verdict
-    emitted: Int[Tensor, "B D"]
-    counts: Int[Tensor, "B"]
-    table: Int[Tensor, "B C"]
-    laws: Float[Tensor, "B D V"] | None
+    _emitted: Int[Tensor, "B D"] | list[list[int]]
+    _counts: Int[Tensor, "B"] | list[int]
+    rows: list[RowStep] | None = None
+    table: Int[Tensor, "B C"] | None = None
+    laws: Float[Tensor, "B D V"] | None = None
+
+    @classmethod
+    def known(cls, rows: list[RowStep], width: int, device: torch.device = _CPU) -> "StepEnd":
+        """Of results on the host, for tensors on this device; ``width`` is D."""
+        in_order = all(row.path == list(range(1, 1 + len(row.path))) for row in rows)
+        paths = [_padded([0, *row.path], width) for row in rows]
+        bonus, counts = [row.emitted[-1] for row in rows], [len(row.emitted) for row in rows]
+        emitted = [_padded(row.emitted, width) for row in rows]
+        if device.type == "cpu":
+            return cls(Verdict(paths, bonus, in_order), emitted, counts, rows)
+        verdict = Verdict(to_device(paths, device), to_device(bonus, device), in_order)
+        return cls(verdict, to_device(emitted, device), to_device(counts, device), rows)
+
+    @property
+    def emitted(self) -> Int[Tensor, "B D"]:
+        """The new tokens of each row, padded with -1."""
+        return self._emitted if isinstance(self._emitted, Tensor) else on_host(self._emitted)
+
+    @property
+    def counts(self) -> Int[Tensor, "B"]:
+        """Their numbers."""
+        return self._counts if isinstance(self._counts, Tensor) else on_host(self._counts)
 
     def reading(self, draft: Draft, proposal: Proposed | None) -> Callable[[], list[RowStep]]:
         """Begin to copy the results to the host; what is returned waits for them."""
-        copy, width = HostCopy(self.table), self.emitted.shape[1]
+        rows, table = self.rows, self.table
+        if rows is not None or table is None:
+            return lambda: rows or []
+        copy, width = HostCopy(table), self.emitted.shape[1]
         return lambda: read_back(draft, proposal, copy, width)
+
+
+def _padded(numbers: list[int], width: int) -> list[int]:
+    return (numbers + [-1] * (width - len(numbers)))[:width]
 
 
 def tail(
@@ -68,7 +106,7 @@ def tail(
     rule: str | None,
     columns: Int[Tensor, "B 4"] | None,
     keep_law: bool,
-) -> TailOut:
+) -> StepEnd:
     """Warp the logits and verify the draft.
 
     Args:
@@ -84,7 +122,7 @@ def tail(
     if columns is not None:
         table = torch.cat([table, columns], dim=1)
     laws = verdict.on_path(law.p) if keep_law and law.p is not None else None
-    return TailOut(verdict, emitted, counts, table, laws)
+    return StepEnd(verdict, emitted, counts, table=table, laws=laws)
 
 
 def _table(
@@ -106,7 +144,7 @@ def read_back(draft: Draft, proposal: Proposed | None, copy: HostCopy, width: in
     """Read everything the host needs back in one small tensor: the only synchronisation of a step.
 
     Args:
-        copy: of ``TailOut.table``.
+        copy: of ``StepEnd.table``.
         width: D, the most new tokens of a row.
 
     Raises:

@@ -125,11 +125,11 @@ class NestedLoop(RowState):
             plan = Plan(tuple(min(self._parts.length, most) for most in left), self._parts.confidence)
             step = self._stepper(StepInputs(ahead, plan, laws=drawn, logits=logits))
             starts = [len(output) for output in outputs]
-            laws.add(step.tail.laws, step, starts)
+            laws.add(step.end.laws, step, starts)
             scores.add(step.logits, step, starts)
             for output, result in zip(outputs, step.rows, strict=True):
                 output += result.emitted
-            ahead = ahead.followed_by(step.tail.emitted, [len(result.emitted) for result in step.rows])
+            ahead = ahead.followed_by(step.end.emitted, [len(result.emitted) for result in step.rows])
         for b, row in enumerate(view.rows):
             if roots is not None and self._rows.count[row] == view.host_lengths[b] - 1:  # else past its context
                 self._cached[row] += [roots[b], *outputs[b][:-1]]
