@@ -7,9 +7,9 @@ from foredraft.core.best import _by_keys, best_of
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.sampling.warp import Warp
 from foredraft.core.topk_distribution import topk_distribution
-from foredraft.drafters.trees.candidates import ranked
 from foredraft.drafters.trees.static import likeliest
 from foredraft.engine.request import token_logprobs
+from foredraft.model.ops import TORCH
 
 
 def scores(kind: str, shape: tuple[int, ...], seed: int) -> torch.Tensor:
@@ -46,7 +46,7 @@ def test_every_place_has_the_order_of_argmax():
     warp = Warp.of(
         [SamplingParams()], vocab_size=500, eos_token_ids=[()], prompt_lengths=[0], device=torch.device("cpu")
     )
-    assert ranked(logits, 6, warp, None)[0].flatten().tolist() == expected
+    assert TORCH.rank(logits, 6, warp, None, 0.8)[0].flatten().tolist() == expected
     assert likeliest(logits, 6)[0].flatten().tolist() == expected
     assert topk_distribution(logits[0], 6).ids.flatten().tolist() == expected
     alternatives = token_logprobs(logits[0].log_softmax(-1), [expected[0]], 6)[0]

@@ -14,7 +14,6 @@ import tiny
 from foredraft.core.draft import Draft
 from foredraft.core.drafter import FREE, Drafter, LevelPrice, Plan, View
 from foredraft.core.sampling.params import SamplingParams
-from foredraft.core.sampling.truncation import Truncation
 from foredraft.core.sampling.warp import Warp
 from foredraft.core.tree import PAD, TokenTree
 from foredraft.drafters.eagle3 import Eagle3Drafter, Options
@@ -27,6 +26,7 @@ from foredraft.model.kv.masks import Layout, address
 from foredraft.model.linear.packed import copy_weights, plain_copy
 from foredraft.model.native.linear import NativeLinear, quantise_linears
 from foredraft.model.native.model import NativeLM
+from foredraft.model.ops import TORCH
 from native import native, needs_compiler
 
 pytestmark = needs_compiler
@@ -199,9 +199,9 @@ def test_weights_that_were_trained_are_packed_in_place():
 )
 def test_guesses_are_ranked_as_in_torch(monkeypatch: pytest.MonkeyPatch, spec: str, heat: tuple[float, ...]):
     target, drafts = native("llama", "int8"), []
-    for kernel in (True, False):
-        drafter = specs.build(spec, target, heads=heads.HEADS)
-        if not kernel:
-            monkeypatch.setattr(Truncation, "cuts", property(lambda self: True))
+    for ops in (target.ops, TORCH):
+        with monkeypatch.context() as built:
+            built.setattr(target, "ops", ops)
+            drafter = specs.build(spec, target, heads=heads.HEADS)
         drafts.append(run(target, drafter, 3, heat))
     check_same(*drafts)

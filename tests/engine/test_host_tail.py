@@ -11,7 +11,7 @@ from torch import Tensor
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import View
 from foredraft.core.errors import DrafterError
-from foredraft.core.rng import Noise, exponentials, first
+from foredraft.core.rng import Noise
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.sampling.warp import Warp
 from foredraft.core.transfer import HostCopy
@@ -19,6 +19,7 @@ from foredraft.core.tree import PAD, ROOT, TokenTree
 from foredraft.engine.draft_check import Proposed, checked
 from foredraft.engine.host_tail import walk
 from foredraft.engine.tail import StepEnd, read_back, tail
+from foredraft.model.ops import TORCH
 
 VOCABULARY, NODES, PROMPT = 5, 9, 4
 KINDS: dict[str, list[dict[str, Any]]] = {
@@ -28,15 +29,6 @@ KINDS: dict[str, list[dict[str, Any]]] = {
     "mixed": [{"temperature": 0.7}, {}, {"temperature": 1.0, "presence_penalty": 1.0}],
     "cut": [{"temperature": 1.3, "top_k": 2}, {}, {"temperature": 0.8}],
 }
-
-
-def choose(scores: Tensor, row: int, node: int, temperature: float, bits: int) -> int:
-    """The kernel's choice by torch's operators."""
-    own = scores[row, node]
-    if not own.max().isfinite():
-        return -1
-    times = exponentials(torch.tensor(bits), own.shape[0])
-    return int(own.argmax()) if not temperature else int(first((own / temperature).softmax(-1), times))
 
 
 def view(params: list[SamplingParams]) -> View:
@@ -70,8 +62,9 @@ def draft(source: random.Random, seen: View, *, linear: bool) -> Draft:
 def both(seen: View, proposed: Draft, logits: Tensor) -> tuple[StepEnd, StepEnd, list[Any]]:
     safe, proposal = checked(proposed, seen, VOCABULARY, "Test")
     wanted = tail(seen, safe, logits, None, None if proposal is None else proposal.columns, False)
+    assert wanted.table is not None
     rows = read_back(safe, proposal, HostCopy(wanted.table), wanted.emitted.shape[1])
-    return walk(choose, seen, safe, logits, proposal), wanted, rows
+    return walk(TORCH, seen, safe, logits, proposal), wanted, rows
 
 
 def logits_of(tree: TokenTree) -> Tensor:
@@ -130,4 +123,4 @@ def test_a_draft_that_cannot_be_verified_is_reported():
     safe, proposal = checked(Draft(tree, Law.FIXED), seen, VOCABULARY, "Test")
     assert isinstance(proposal, Proposed)
     with pytest.raises(DrafterError, match=f"node 1 is token {VOCABULARY}"):
-        walk(choose, seen, safe, torch.zeros(1, 2, VOCABULARY), proposal)
+        walk(TORCH, seen, safe, torch.zeros(1, 2, VOCABULARY), proposal)

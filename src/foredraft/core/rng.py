@@ -19,10 +19,6 @@ from foredraft.core.cached import cached
 
 Exponentials = Callable[[Int[Tensor, "*k"], int], Float[Tensor, "*k n"]]
 """See ``exponentials``."""
-Choose = Callable[[Float[Tensor, "B N V"], int, int, float, int], int]
-"""``(scores, row, node, temperature, bits)``: the best token at a node or, at a temperature above 0, the first arrival
-of the race with the exponentials of these bits (see ``target_bits``). -1 if a score is NaN or the highest is not
-finite."""
 
 
 class RandomStream(IntEnum):

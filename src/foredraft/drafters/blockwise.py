@@ -20,7 +20,7 @@ from foredraft.drafters.states.last_hidden import LastHidden
 from foredraft.drafters.trees.chain import ChainLimits, build_chain
 from foredraft.heads.nets.medusa import Blockwise, Medusa
 from foredraft.model.base import widened
-from foredraft.model.native.model import engine_of
+from foredraft.model.ops import TORCH, Ops
 from foredraft.model.recording.segment import Segment
 
 
@@ -35,12 +35,12 @@ class Options(SizedOptions):
 class BlockwiseDrafter(Drafter):
     """A chain with one token per head."""
 
-    def __init__(self, options: Options, net: Blockwise | Medusa) -> None:
+    def __init__(self, options: Options, net: Blockwise | Medusa, ops: Ops = TORCH) -> None:
         heads = net.config.num_heads
         self._state = LastHidden()
         super().__init__(Needs(max_nodes=heads, max_depth=heads, ahead=True), self._state)
         self._net = net
-        self._engine = engine_of(net.target)
+        self._ops = ops
         self._chain = Segment("tree", self._pick, self._state.rows)
 
     @torch.inference_mode()
@@ -56,9 +56,9 @@ class BlockwiseDrafter(Drafter):
         def read(tokens: Int[Tensor, "B"], head: int) -> Float[Tensor, "B 1 V"]:
             return widened(self._net.logits(hidden, head), self._net.target.vocab_size)
 
-        return build_chain(view, limits, read(view.roots, 0), read, engine=self._engine)
+        return build_chain(view, limits, read(view.roots, 0), read, self._ops)
 
 
 def build(options: Options, context: BuildContext) -> BlockwiseDrafter:
     """blockwise:HEAD"""
-    return BlockwiseDrafter(options, context.head())
+    return BlockwiseDrafter(options, context.head(), context.ops)

@@ -12,6 +12,7 @@ from foredraft.heads.glide_model import GlideLM
 from foredraft.model.base import TargetModel
 from foredraft.model.hf.causal_lm import CausalLM
 from foredraft.model.kv.cache import SlotCache
+from foredraft.model.ops import Ops
 from foredraft.model.text.tokenizer import Tokenizer
 
 
@@ -62,6 +63,11 @@ class BuildContext(ABC):
     cache: SlotCache
     tokenizer: Tokenizer | None
     vocab_size: int
+
+    @property
+    def ops(self) -> Ops:
+        """Operations of the target, for heads."""
+        return self.target.ops
 
     @property
     def path(self) -> str:

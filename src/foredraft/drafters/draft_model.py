@@ -107,8 +107,7 @@ class DraftModel(Rewindable, BeamDrafter, Trainable):
 
 def drafted_chain(view: View, forwards: Forwards, limits: ChainLimits) -> Draft:
     """A chain of a draft model."""
-    logits, engine = forwards.root(), forwards.engine
-    return build_chain(view, limits, logits, forwards.next, engine=engine)
+    return build_chain(view, limits, forwards.root(), forwards.next, forwards.ops)
 
 
 @final

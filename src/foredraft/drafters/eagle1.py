@@ -17,6 +17,7 @@ from foredraft.drafters.trees.shapes import Template, TreeLimits, TreeShape
 from foredraft.drafters.trees.static import build_static_tree
 from foredraft.heads.nets.eagle import EagleNet
 from foredraft.model.linear.packed import any_weight
+from foredraft.model.ops import TORCH, Ops
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +38,11 @@ class Options(EagleOptions, SizedOptions):
 class Eagle1(EagleDrafter):
     """Builds a static tree level by level."""
 
-    def __init__(self, options: Options, net: EagleNet) -> None:
+    def __init__(self, options: Options, net: EagleNet, ops: Ops = TORCH) -> None:
         self._shape = TreeShape.of(Template.of(options.tree), any_weight(net).device)
         limits = self._shape.limits
-        super().__init__(net, Needs(max_nodes=limits.nodes, max_depth=limits.depth, scored=True, ahead=True))
+        needs = Needs(max_nodes=limits.nodes, max_depth=limits.depth, scored=True, ahead=True)
+        super().__init__(net, needs, ops)
 
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:
@@ -53,4 +55,4 @@ class Eagle1(EagleDrafter):
 
 def build(options: Options, context: BuildContext) -> Eagle1:
     """eagle1:HEAD"""
-    return Eagle1(options, context.head(options.rope_theta, options.taps, options.norm_output))
+    return Eagle1(options, context.head(options.rope_theta, options.taps, options.norm_output), context.ops)

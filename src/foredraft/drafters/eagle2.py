@@ -15,4 +15,4 @@ class Eagle2(DynamicTreeDrafter):
 
 def build(options: Options, context: BuildContext) -> Eagle2:
     """eagle2:HEAD"""
-    return Eagle2(options, context.head(options.rope_theta, options.taps, options.norm_output))
+    return Eagle2(options, context.head(options.rope_theta, options.taps, options.norm_output), context.ops)

@@ -15,4 +15,4 @@ class Eagle3Drafter(DynamicTreeDrafter):
 
 def build(options: Options, context: BuildContext) -> Eagle3Drafter:
     """eagle3:HEAD"""
-    return Eagle3Drafter(options, context.head(options.rope_theta, options.taps, options.norm_output))
+    return Eagle3Drafter(options, context.head(options.rope_theta, options.taps, options.norm_output), context.ops)

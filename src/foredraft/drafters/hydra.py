@@ -14,6 +14,7 @@ from foredraft.heads.native_layers import head_layers
 from foredraft.heads.nets.blocks import Attend
 from foredraft.heads.nets.hydra import Hydra
 from foredraft.model.linear.packed import any_weight
+from foredraft.model.ops import TORCH, Ops
 
 __all__ = ["HydraDrafter", "Options"]
 
@@ -22,8 +23,8 @@ __all__ = ["HydraDrafter", "Options"]
 class HydraDrafter(LevelHeadsDrafter[Hydra]):
     """A node's children depend on its path. With Hydra++, a prefix layer processes the target's states first."""
 
-    def __init__(self, options: Options, net: Hydra) -> None:
-        super().__init__(options, net, LastHidden() if net.prefix is None else _prefix_cache(net))
+    def __init__(self, options: Options, net: Hydra, ops: Ops = TORCH) -> None:
+        super().__init__(options, net, LastHidden() if net.prefix is None else _prefix_cache(net), ops)
 
     def logits(self, hidden: Float[Tensor, "B 1 H"], paths: Int[Tensor, "B F K"], head: int) -> Float[Tensor, "B F v"]:
         return self._net.logits(hidden.expand(-1, paths.shape[1], -1), paths, head)
@@ -43,4 +44,4 @@ def _prefix_cache(net: Hydra) -> FeatureCache:
 
 def build(options: Options, context: BuildContext) -> HydraDrafter:
     """hydra:HEAD"""
-    return HydraDrafter(options, context.head())
+    return HydraDrafter(options, context.head(), context.ops)

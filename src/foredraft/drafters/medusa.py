@@ -12,6 +12,7 @@ from foredraft.drafters.common.level_heads import LevelHeadsDrafter, Options
 from foredraft.drafters.context import BuildContext
 from foredraft.drafters.states.last_hidden import LastHidden
 from foredraft.heads.nets.medusa import Medusa
+from foredraft.model.ops import TORCH, Ops
 
 __all__ = ["MedusaDrafter", "Options"]
 
@@ -20,8 +21,8 @@ __all__ = ["MedusaDrafter", "Options"]
 class MedusaDrafter(LevelHeadsDrafter[Medusa]):
     """Head i predicts the tokens of level i + 1, independently of the levels above."""
 
-    def __init__(self, options: Options, net: Medusa) -> None:
-        super().__init__(options, net, LastHidden())
+    def __init__(self, options: Options, net: Medusa, ops: Ops = TORCH) -> None:
+        super().__init__(options, net, LastHidden(), ops)
 
     def logits(self, hidden: Float[Tensor, "B 1 H"], paths: Int[Tensor, "B F K"], head: int) -> Float[Tensor, "B 1 v"]:
         return self._net.logits(hidden, head)
@@ -29,4 +30,4 @@ class MedusaDrafter(LevelHeadsDrafter[Medusa]):
 
 def build(options: Options, context: BuildContext) -> MedusaDrafter:
     """medusa:HEAD"""
-    return MedusaDrafter(options, context.head())
+    return MedusaDrafter(options, context.head(), context.ops)

@@ -24,12 +24,13 @@ from foredraft.core.tree_optimizer import OptimalTrees, best_size, check_accepta
 from foredraft.drafters.common.model_trees import ModelTreeDrafter, RunnerTreeBuilder
 from foredraft.drafters.context import BuildContext
 from foredraft.drafters.states.draft_runner import DraftRunner, Forwards
-from foredraft.drafters.trees.candidates import ranked
+from foredraft.drafters.trees.candidates import SHARPEST
 from foredraft.drafters.trees.shapes import Template, TreeLimits, TreeShape
 from foredraft.drafters.trees.static import build_static_tree
 from foredraft.engine.cost_model import CostTable, measure_costs
 from foredraft.engine.fitting import SIZES
 from foredraft.model.base import TargetModel
+from foredraft.model.ops import TORCH
 
 NODES, DEPTH = 63, 10
 """Largest tree if the size is chosen; with the root its node count is one of ``fitting.SIZES``."""
@@ -185,7 +186,7 @@ def accepted_ranks(
     for number in range(1 if law.p is None else DRAWS):
         times = None if law.p is None else view.noise.times(number, target.shape[-1])
         token = law.best if law.p is None or times is None else first(law.p[:, 0], times)[:, None]
-        children, shares = ranked(guessed, width, warp, times)
+        children, shares = TORCH.rank(guessed, width, warp, times, SHARPEST)
         found += ((children[:, 0] == token) & (shares[:, 0] > -torch.inf)).sum(0) / (1 if times is None else DRAWS)
     return found
 

@@ -97,7 +97,7 @@ class Engine:
         chunk = max_prefill_tokens or (_CPU_PREFILL if target.device.type == "cpu" else _PREFILL)
         self._reader = PromptReader(target, cache, looped, self.prefixes, None if exact_nodes else chunk)
         self.draws = rule is not None and rule_of(rule).draws
-        self._batch = Batch(target.vocab_size, target.device, draws=self.draws, exponentials=target.exponentials)
+        self._batch = Batch(target.vocab_size, target.device, draws=self.draws, times=target.ops.times)
         self._abandoned: deque[Sequence] = deque()  # to cancel in the next step; appended without the lock
         self._request_numbers = itertools.count()
         self.compile_grammar = GrammarCompiler(tokenizer, target.vocab_size)

@@ -1,7 +1,7 @@
 """The tail of a step on a host that may read the logits: the host walks each row's draft, one token after another.
 
 The verdicts are those of target sampling. A token is needed only at the nodes that are reached, and the race that draws
-it needs no law but scores, so a kernel chooses it (``TargetModel.choose``), and nothing has to be read back.
+it needs no law but scores, so ``Ops.choose`` finds it, and nothing has to be read back.
 """
 
 from collections.abc import Sequence
@@ -12,13 +12,14 @@ from torch import Tensor
 
 from foredraft.core.draft import Draft
 from foredraft.core.drafter import View
-from foredraft.core.rng import Choose, target_bits
+from foredraft.core.rng import target_bits
 from foredraft.core.sampling.warp import Paths
 from foredraft.core.tree import PAD, host_depths
 from foredraft.core.verify import DEFAULT, rule_of
 from foredraft.core.worth import DraftNodes
 from foredraft.engine.draft_check import Proposed
 from foredraft.engine.tail import RowStep, StepEnd
+from foredraft.model.ops import Ops
 
 
 def can_walk(view: View, rule: str | None) -> bool:
@@ -26,9 +27,7 @@ def can_walk(view: View, rule: str | None) -> bool:
     return rule in (None, DEFAULT) or (view.warp.greedy and not rule_of(rule).relaxed)
 
 
-def walk(
-    choose: Choose, view: View, draft: Draft, logits: Float[Tensor, "B N V"], proposal: Proposed | None
-) -> StepEnd:
+def walk(ops: Ops, view: View, draft: Draft, logits: Float[Tensor, "B N V"], proposal: Proposed | None) -> StepEnd:
     """Choose the next tokens of each row, as far as they are in its draft, and one more.
 
     Raises:
@@ -41,7 +40,7 @@ def walk(
     bits = ([0] * len(parents),) * 2 if view.warp.greedy else (noise.seeds.tolist(), noise.positions.tolist())
     given = zip(*bits, temperatures, strict=True)
     rows = [
-        _row(_Race(choose, scores, row, *each), tokens, DraftNodes(above, chance), linear=tree.linear)
+        _row(_Race(ops, scores, row, *each), tokens, DraftNodes(above, chance), linear=tree.linear)
         for row, (each, tokens, above, chance) in enumerate(zip(given, tokens, parents, chances, strict=True))
     ]
     if proposal is not None:
@@ -63,7 +62,7 @@ def _scores(view: View, draft: Draft, logits: Float[Tensor, "B N V"]) -> tuple[F
 class _Race(NamedTuple):
     """The choices of a row. ``position``: of its next token."""
 
-    choose: Choose
+    ops: Ops
     scores: Float[Tensor, "B N V"]
     row: int
     seed: int
@@ -73,7 +72,7 @@ class _Race(NamedTuple):
     def token(self, node: int, depth: int) -> int:
         """The token after a node of this depth; -1 if there is no law."""
         bits = target_bits(self.seed, self.position + depth) if self.temperature else 0
-        return self.choose(self.scores, self.row, node, self.temperature, bits)
+        return self.ops.choose(self.scores, self.row, node, self.temperature, bits)
 
 
 def _row(race: _Race, tokens: Sequence[int], nodes: DraftNodes, *, linear: bool) -> RowStep:

@@ -68,7 +68,7 @@ class Batch:
 
     Args:
         draws: see ``View``.
-        exponentials: see ``RecentTimes``.
+        times: makes the times of races; see ``RecentTimes``.
     """
 
     def __init__(
@@ -77,12 +77,12 @@ class Batch:
         device: torch.device,
         *,
         draws: bool = False,
-        exponentials: Exponentials | None = None,
+        times: Exponentials | None = None,
     ) -> None:
         self._vocab_size = vocab_size
         self._device = device
         self._draws = draws
-        self._recent = RecentTimes(exponentials) if device.type == "cpu" else None  # elsewhere lengths are not read
+        self._recent = RecentTimes(times) if device.type == "cpu" else None  # elsewhere lengths are not read
         self._rows = _Rows()
         self._buffers = self._shown = _Buffers.zeros(0, 0, device)
         self._on_host: list[np.ndarray] = []  # the same memory

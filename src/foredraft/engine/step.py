@@ -212,9 +212,9 @@ class Stepper:
         if inputs.choices is not None and inputs.batch is not None:
             sequences = inputs.batch.sequences
             return out, walk_together(inputs.choices, sequences, view, draft, logits, drafted.proposal)
-        choose = None if self.recorder is not None or inputs.laws else self.target.choose
-        if choose is not None and can_walk(view, drafted.rule):
-            return out, walk(choose, view, draft, logits, drafted.proposal)
+        ops = self.target.ops
+        if ops.walks and self.recorder is None and not inputs.laws and can_walk(view, drafted.rule):
+            return out, walk(ops, view, draft, logits, drafted.proposal)
         columns = None if drafted.proposal is None else drafted.proposal.columns
         return out, self._tail(view, draft, logits, drafted.rule, columns, inputs.laws)
 

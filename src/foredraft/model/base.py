@@ -11,12 +11,12 @@ from torch import Tensor
 
 from foredraft.core.drafter import StepOut
 from foredraft.core.errors import ModelError
-from foredraft.core.rng import Choose, Exponentials
 from foredraft.core.target_parts import TargetParts
 from foredraft.core.tree import TokenTree
 from foredraft.model.hf_types import PreTrainedModel
 from foredraft.model.kv.cache import SlotCache
 from foredraft.model.kv.masks import Layout, StepIn, kv_extent_of
+from foredraft.model.ops import TORCH, Ops
 
 
 class TargetModel(ABC):
@@ -30,6 +30,7 @@ class TargetModel(ABC):
     model's, ``weights_version`` when its weights are found changed.
     ``weights``: int4 or int8 if foredraft quantised them.
     ``kv_cache_dtype``: float16 or int8 on the native engine.
+    ``ops``: what is done beside its forwards.
     ``same_bits``: a token's logits have the same bits in every tree and batch and with every number of threads.
     ``any_width``: a forward of a number of nodes that was not used before is as fast as later ones.
     ``origin``: the folder or hub name that it was loaded from. ``config``: the text part of its transformers config.
@@ -50,6 +51,7 @@ class TargetModel(ABC):
     weights_version: int = 0
     weights: str | None = None
     kv_cache_dtype: str | None = None
+    ops: Ops = TORCH
     same_bits: bool = False
     any_width: bool = False
     origin: str = ""
@@ -96,17 +98,6 @@ class TargetModel(ABC):
     @abstractmethod
     def compute(self, step: StepIn, cache: SlotCache, keep: Int[Tensor, "M"] | None = None) -> StepOut:
         """``forward`` as a function that can be recorded, to be called within ``running``."""
-
-    @property
-    def exponentials(self) -> Exponentials | None:
-        """A faster way to make the times of a race, if there is one; see ``RecentTimes``."""
-        return None
-
-    @property
-    def choose(self) -> Choose | None:
-        """Chooses a token at a node of float32 logits in memory of the host, if the model has a kernel for it. Steps
-        then follow their drafts on the host, and make a token's law only where a draft reaches it."""
-        return None
 
     def stepping(self) -> AbstractContextManager[None]:
         """The context of a whole step, drafts and sampling included."""

@@ -16,8 +16,9 @@ from foredraft.core.drafter import LevelPrice, Plan
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.tree import PAD
 from foredraft.drafters.eagle3 import Eagle3Drafter, Options
-from foredraft.drafters.trees.candidates import SHARPEST, Candidates, keep_best, ranked
+from foredraft.drafters.trees.candidates import SHARPEST, Candidates, keep_best
 from foredraft.drafters.trees.dynamic import frontier
+from foredraft.model.ops import TORCH
 
 TEXTS = [(3, 1, 4), (1, 5, 9, 2, 6, 5, 3, 5), (8, 9)]
 SHAPE = {"nodes": 9, "depth": 4, "top_k": 3}
@@ -162,7 +163,7 @@ def test_equal_scores_of_a_level_keep_their_order():
 
 def test_logits_that_are_no_numbers_make_scores_that_are():
     logits = torch.tensor([[[0.0, math.nan, math.inf, -math.inf], [math.nan] * 4, [-math.inf] * 4]])
-    ids, scores = ranked(logits, 4, tiny.warp([SamplingParams()], 9), None)
+    ids, scores = TORCH.rank(logits, 4, tiny.warp([SamplingParams()], 9), None, SHARPEST)
     assert scores.isfinite().all() and (scores <= 0).all()
     assert all(sorted(line) == [0, 1, 2, 3] for line in ids[0].tolist())
 
@@ -175,7 +176,7 @@ def test_scores_are_the_shares_of_the_race_at_the_rows_temperature():
     every = torch.empty(4, 9).exponential_(generator=torch.Generator().manual_seed(1))
     for chosen in ([0, 1, 2, 3], [2], [0], [1, 3], [0, 2]):
         times = None if chosen == [0] else every[chosen]
-        ids, scores = ranked(logits[chosen], 3, tiny.warp([rows[i] for i in chosen], 9), times)
+        ids, scores = TORCH.rank(logits[chosen], 3, tiny.warp([rows[i] for i in chosen], 9), times, SHARPEST)
         for b, i in enumerate(chosen):
             rates = (logits[i] / (temperatures[i] or SHARPEST)).softmax(-1)
             rates = rates / every[i] if temperatures[i] else rates

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from foredraft.core.rng import exponentials, first
 from foredraft.core.tree import PAD, TokenTree
 from foredraft.model.kv.cache import SlotCache
 from foredraft.model.native.model import NativeLM
@@ -152,40 +151,3 @@ def test_ten_thousand_positions(threads):
         lengths = [source.randrange(1, 60) for _ in range(source.choice([1, 2, 4, 8]))]
         checked += check_trees(model, prompts(lengths, seed=seed), source.choice([2, 4, 8, 16, 32]), seed)
         seed += 1
-
-
-@pytest.mark.parametrize("count", [1, 255, 256, 5000])
-def test_the_times_of_races_are_those_of_torchs_operators_but_for_the_last_places(count: int):
-    bits = torch.randint(-(2**63), 2**63 - 1, (9,))
-    found, wanted = native().exponentials(bits, count), exponentials(bits, count)
-    assert found.shape == wanted.shape == (9, count)
-    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=0.0)
-    one = native().exponentials(bits[4], count)
-    assert one.shape == (count,) and same_bits(one, found[4])
-
-
-@pytest.mark.parametrize("count", [1, 15, 256, 5003])
-def test_the_kernel_chooses_what_torchs_operators_choose(count: int):
-    model, scores = native(), 3 * torch.randn(2, 40, count + 5)[..., :count]
-    scores[:, ::2, 1::3] = -torch.inf
-    bits = torch.randint(-(2**63), 2**63 - 1, (40,))
-    for temperature in (0.0, 0.2, 1.0, 30.0):
-        laws = (scores / temperature).softmax(-1) if temperature else scores
-        wanted = first(laws, model.exponentials(bits, count)) if temperature else scores.argmax(-1)
-        found = [[model.choose(scores, row, i, temperature, int(bits[i])) for i in range(40)] for row in (0, 1)]
-        assert found == wanted.tolist()
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_the_kernel_finds_no_law_in_scores_without_one(temperature: float):
-    count = 300
-    for bad in (torch.nan, torch.inf):
-        for place in (0, 255, 256, count - 1):
-            scores = torch.randn(1, 1, count)
-            scores[..., place] = bad
-            assert native().choose(scores, 0, 0, temperature, 1) == -1
-    scores = torch.full((1, 1, count), -torch.inf)
-    assert native().choose(scores, 0, 0, temperature, 1) == -1
-    scores[..., 7] = -1e30
-    assert native().choose(scores, 0, 0, temperature, 1) == 7
-    assert native().choose(torch.zeros(1, 1, count), 0, 0, 0.0, 1) == 0, "of equal scores the first"

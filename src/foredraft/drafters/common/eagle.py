@@ -21,7 +21,7 @@ from foredraft.heads.native_layers import head_layers
 from foredraft.heads.nets.eagle import EagleNet
 from foredraft.model.kv.masks import StepIn, Visible
 from foredraft.model.linear.packed import any_weight
-from foredraft.model.native.model import engine_of
+from foredraft.model.ops import TORCH, Ops
 from foredraft.model.recording.segment import Segment
 
 
@@ -43,12 +43,13 @@ class EagleOptions:
 class EagleDrafter(Trainable):
     """A drafter with an EAGLE head. Subclasses implement ``propose``, by ``_draft``, and say how a tree is built."""
 
-    def __init__(self, net: EagleNet, needs: Needs) -> None:
+    def __init__(self, net: EagleNet, needs: Needs, ops: Ops) -> None:
         layers = head_layers(net, net.target) or TorchLayers(net, any_weight(net).device, net.rotary.reserve)
         sizes = {"depth": net.depth, "window": net.window}
         self._state = FeatureCache(net, layers, net.features, net.taps, **sizes)
         super().__init__(needs, self._state)
         self._net = net
+        self._ops = ops
         self._built = Segment("tree", self._build, self._state.rows)
 
     @property
@@ -79,7 +80,7 @@ class EagleDrafter(Trainable):
         allowed: Int[Tensor, "B"],
         limits: TreeLimits,
     ) -> Draft:
-        return self._tree(HeadTreeBuilder(self._net, self._state, view, states, slots), allowed, limits)
+        return self._tree(HeadTreeBuilder(self._net, self._state, view, states, slots, self._ops), allowed, limits)
 
 
 ACCEPTANCE = (0.56, 0.095, 0.048, 0.03, 0.018, 0.012, 0.01, 0.008)
@@ -107,12 +108,12 @@ class DynamicOptions(EagleOptions, TreeOptions):
 class DynamicTreeDrafter(EagleDrafter):
     """A tree of the head's best guesses. If drafts are drawn, sampled rows get a static tree."""
 
-    def __init__(self, options: DynamicOptions, net: EagleNet) -> None:
+    def __init__(self, options: DynamicOptions, net: EagleNet, ops: Ops = TORCH) -> None:
         self._limits = options.limits
         template = best_template((ACCEPTANCE,) * options.depth, options.nodes)
         self._drawn = Level.all_of(template, any_weight(net).device)
         needs = Needs(max_nodes=options.nodes, max_depth=options.depth, scored=True, ahead=True)
-        super().__init__(net, needs)
+        super().__init__(net, needs, ops)
 
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:
@@ -143,9 +144,15 @@ class HeadTreeBuilder(TreeBuilder):
     """
 
     def __init__(
-        self, net: EagleNet, cache: FeatureCache, view: View, states: Float[Tensor, "B 1 H"], slots: TreeSlots
+        self,
+        net: EagleNet,
+        cache: FeatureCache,
+        view: View,
+        states: Float[Tensor, "B 1 H"],
+        slots: TreeSlots,
+        ops: Ops,
     ) -> None:
-        super().__init__(view, net.logits(states), net.target.vocab_size, net.vocabulary, engine_of(net.target))
+        super().__init__(view, net.logits(states), net.target.vocab_size, net.vocabulary, ops)
         self._net = net
         self._cache = cache
         self._states = states

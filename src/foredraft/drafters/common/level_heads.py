@@ -24,7 +24,7 @@ from foredraft.drafters.trees.static import build_static_tree
 from foredraft.heads.nets.hydra import Hydra
 from foredraft.heads.nets.medusa import Medusa
 from foredraft.model.linear.packed import any_weight
-from foredraft.model.native.model import engine_of
+from foredraft.model.ops import Ops
 from foredraft.model.recording.segment import Segment
 
 
@@ -68,15 +68,17 @@ class LevelHeadsDrafter(Trainable, Generic[N]):
 
     Args:
         state: of each row between steps, from which the heads draft.
+        ops: of the target.
     """
 
-    def __init__(self, options: Options, net: N, state: FeatureCache | LastHidden) -> None:
+    def __init__(self, options: Options, net: N, state: FeatureCache | LastHidden, ops: Ops) -> None:
         accuracies, device = net.config.accuracies, any_weight(net).device
         template = options.template(accuracies, net.config.num_heads)
         needs = Needs(max_nodes=template.nodes, max_depth=template.depth, scored=True, ahead=True)
         super().__init__(needs, state)
         self._state = state
         self._net = net
+        self.ops = ops
         self._shape = TreeShape.of(template, device)
         self._tree = Segment("tree", self._build, state.rows)
 
@@ -118,8 +120,8 @@ class _HeadsBuilder(TreeBuilder):
         self._heads = heads
         self._hidden = hidden
         self._paths = view.roots[:, None, None]  # [B, F, K]: the tokens from the root to each frontier node
-        logits, parts = heads.logits(hidden, self._paths, 0), heads.network.target
-        super().__init__(view, logits, parts.vocab_size, engine=engine_of(parts))
+        logits = heads.logits(hidden, self._paths, 0)
+        super().__init__(view, logits, heads.network.target.vocab_size, ops=heads.ops)
 
     def _read_level(
         self, tokens: Int[Tensor, "B F"], places: Int[Tensor, "B F"]

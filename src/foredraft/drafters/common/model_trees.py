@@ -22,7 +22,7 @@ class RunnerTreeBuilder(TreeBuilder):
 
     def __init__(self, forwards: Forwards, view: View) -> None:
         logits = forwards.root()
-        super().__init__(view, logits, logits.shape[-1], engine=forwards.engine)
+        super().__init__(view, logits, logits.shape[-1], ops=forwards.ops)
         self._forwards = forwards
 
     def _read_level(self, tokens: Int[Tensor, "B F"], places: Int[Tensor, "B F"]) -> Float[Tensor, "B F V"]:

@@ -14,8 +14,7 @@ from foredraft.drafters.states.read_rows import ReadRows
 from foredraft.heads.glide_model import GlideLM
 from foredraft.model.base import TargetModel, widened
 from foredraft.model.kv.cache import SlotCache
-from foredraft.model.native.model import engine_of
-from foredraft.model.native.runner import KernelRuntime
+from foredraft.model.ops import Ops
 from foredraft.model.prefill import prefill
 from foredraft.model.recording.segment import Segment, SegmentRows
 
@@ -147,9 +146,9 @@ class Forwards:
         self._unread = unread if view.host_lengths else replace(unread, lengths=unread.lengths.clamp(min=1))  # padding
 
     @property
-    def engine(self) -> KernelRuntime | None:
-        """That runs the model, if it is the native one."""
-        return engine_of(self._runner.model)
+    def ops(self) -> Ops:
+        """Of the model."""
+        return self._runner.model.ops
 
     def root(self) -> Float[Tensor, "B 1 V"]:
         """Read the new tokens of each row; return the logits after the root."""

@@ -9,9 +9,9 @@ from torch import Tensor
 from foredraft.core.drafter import View
 from foredraft.core.sampling.warp import Paths
 from foredraft.core.tree import ROOT, TokenTree
-from foredraft.drafters.trees.candidates import ranked
+from foredraft.drafters.trees.candidates import SHARPEST
 from foredraft.model.base import widened
-from foredraft.model.native.runner import KernelRuntime
+from foredraft.model.ops import TORCH, Ops
 
 
 class TreeBuilder(ABC):
@@ -23,7 +23,7 @@ class TreeBuilder(ABC):
 
     Args:
         vocabulary: the target's ids of the draft's tokens; None if they are the same.
-        engine: see ``ranked``.
+        ops: which rank the guesses.
     """
 
     in_place = False
@@ -34,12 +34,12 @@ class TreeBuilder(ABC):
         logits: Float[Tensor, "B 1 v"],
         vocab_size: int,
         vocabulary: Int[Tensor, "v"] | None = None,
-        engine: KernelRuntime | None = None,
+        ops: Ops = TORCH,
     ) -> None:
         self.view = view
         self.vocab_size = vocab_size
         self._vocabulary = vocabulary
-        self._engine = engine
+        self._ops = ops
         self.starts = [0]
         self.logits = logits
         self._tokens = [view.roots[:, None]]
@@ -80,7 +80,7 @@ class TreeBuilder(ABC):
         return logits.expand(-1, self._tokens[-1].shape[1], -1)
 
     def ranked(self, count: int) -> tuple[Int[Tensor, "B F K"], Float[Tensor, "B F K"]]:
-        """The best guesses after each frontier node in the target's ids; see ``candidates.ranked``."""
+        """The best guesses after each frontier node in the target's ids; see ``Ops.rank``."""
         warp, ids, logits = self.view.warp, self._vocabulary, self.logits
         if warp.bias_ids is not None or warp.needs_paths:
             logits, ids = warp.processed(self.target_logits(), self.paths), None
@@ -89,7 +89,7 @@ class TreeBuilder(ABC):
         times = None if warp.greedy else self.view.noise.times(len(self._places), self.vocab_size)
         if times is not None and ids is not None:
             times = times.index_select(1, ids)
-        best, shares = ranked(logits, count, warp, times, engine=self._engine)
+        best, shares = self._ops.rank(logits, count, warp, times, SHARPEST)
         best = best if ids is None else ids[best]
         nodes = self._tokens[-1].shape[1]
         return best.expand(-1, nodes, -1), shares.expand(-1, nodes, -1)

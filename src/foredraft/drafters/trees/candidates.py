@@ -1,4 +1,4 @@
-"""Candidates for the nodes of a draft tree: rank tokens, keep the best."""
+"""Candidates for the nodes of a draft tree, of which the best are kept."""
 
 from typing import NamedTuple
 
@@ -6,12 +6,9 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from foredraft.core.best import best_of
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import LevelPrice
-from foredraft.core.sampling.warp import Warp
 from foredraft.core.tree import PAD, ROOT, TokenTree
-from foredraft.model.native.runner import MOST_GUESSES, KernelRuntime
 
 SHARPEST = 0.8
 """The temperature at which a draft's probabilities best predict acceptance by a greedy target, which accepts likely
@@ -33,41 +30,6 @@ class Candidates(NamedTuple):
     scores: Float[Tensor, "B C"]
     levels: Int[Tensor, "C"]
     depth: int
-
-
-def ranked(
-    logits: Float[Tensor, "B F v"],
-    count: int,
-    warp: Warp,
-    times: Float[Tensor, "B v"] | None,
-    sharpest: float = SHARPEST,
-    engine: KernelRuntime | None = None,
-) -> tuple[Int[Tensor, "B F K"], Float[Tensor, "B F K"]]:
-    """The ``count`` best guesses for the token after each of F nodes, best first, in the draft's own ids, and the log
-    of their shares among all guesses; -inf for tokens that the draft's warp cuts.
-
-    The target will take the token with the least time / p. So in sampled rows the guesses are ranked by time / q, and
-    a guess's share is that of its q / time. In greedy rows they are ranked by q.
-
-    Args:
-        logits: after penalties and bans, where there are any.
-        times: of the tokens at the position after these nodes; see ``Noise.times``. None if all rows are greedy.
-        sharpest: the temperature of greedy rows.
-        engine: whose kernel does it, where no token is cut.
-    """
-    if engine is not None and count <= MOST_GUESSES and not warp.truncation.cuts:
-        raced = None if warp.greedy_rows is None else ~warp.greedy_rows[:, 0, 0]
-        return engine.rank(logits.float(), count, warp.temperatures(len(logits), sharpest), times, raced)
-    least = torch.finfo(torch.float32).min / 64  # so that a path's sum cannot overflow
-    logits = logits.float().nan_to_num(nan=least, posinf=0.0, neginf=least)
-    if times is None:
-        scores = logits / sharpest
-    else:
-        scores = warp.truncation(logits) - times.log()[:, None]
-        if warp.greedy_rows is not None:
-            scores = torch.where(warp.greedy_rows, logits / sharpest, scores)
-    best = best_of(scores, min(count, scores.shape[-1]))
-    return best.indices, scores.log_softmax(-1).gather(-1, best.indices)
 
 
 def at_places(values: Shaped[Tensor, "B G K"], places: Int[Tensor, "B F"]) -> Shaped[Tensor, "B F K"]:

@@ -19,8 +19,8 @@ from foredraft.core.options import SizedOptions, check_bounds
 from foredraft.core.rng import RandomStream, draw
 from foredraft.core.sampling.warp import Paths
 from foredraft.core.tree import TokenTree
-from foredraft.drafters.trees.candidates import GUESSES, Candidates, keep_best, normalize_or_uniform, ranked
-from foredraft.model.native.runner import KernelRuntime
+from foredraft.drafters.trees.candidates import GUESSES, Candidates, keep_best, normalize_or_uniform
+from foredraft.model.ops import TORCH, Ops
 
 ReadNext = Callable[[Int[Tensor, "B"], int], Float[Tensor, "B 1 V"]]
 """Logits after drafted token i of each row (0 is the root); earlier tokens have been read."""
@@ -77,8 +77,7 @@ def build_chain(
     limits: ChainLimits,
     logits: Float[Tensor, "B 1 V"],
     read_next: ReadNext,
-    *,
-    engine: KernelRuntime | None = None,
+    ops: Ops = TORCH,
 ) -> Draft:
     """Build a chain of tokens per row: of the best guesses, or drawn from q if drafts are drawn.
 
@@ -86,7 +85,7 @@ def build_chain(
 
     Args:
         logits: after the root.
-        engine: see ``ranked``.
+        ops: which rank the guesses.
     """
     tokens, scores = [view.roots], [torch.zeros_like(view.roots, dtype=torch.float32)]
     levels: list[_ChainLevel] = []
@@ -99,7 +98,7 @@ def build_chain(
     for i in range(1, depth + 1):
         paths = Paths(view.history, view.lengths, TokenTree.chain(torch.stack(tokens, 1)), start=i - 1)
         width = GUESSES if siblings else 1
-        level = _drawn(view, logits, paths, i) if draws else _guesses(view, logits, paths, i, width, engine)
+        level = _drawn(view, logits, paths, i) if draws else _guesses(view, logits, paths, i, width, ops)
         levels.append(level)
         tokens.append(level.tokens[:, 0])
         scores.append(scores[-1] + level.shares[:, 0])
@@ -134,12 +133,10 @@ class _ChainLevel(NamedTuple):
     law: Float[Tensor, "B 1 V"] | None = None
 
 
-def _guesses(
-    view: View, logits: Float[Tensor, "B 1 V"], paths: Paths, index: int, count: int, engine: KernelRuntime | None
-) -> _ChainLevel:
+def _guesses(view: View, logits: Float[Tensor, "B 1 V"], paths: Paths, index: int, count: int, ops: Ops) -> _ChainLevel:
     """The best guesses for the node with this index in every row."""
     times = None if view.warp.greedy else view.noise.times(index - 1, logits.shape[-1])
-    tokens, shares = ranked(view.warp.processed(logits, paths), count, view.warp, times, 1.0, engine)
+    tokens, shares = ops.rank(view.warp.processed(logits, paths), count, view.warp, times, 1.0)
     return _ChainLevel(tokens[:, 0], shares[:, 0])
 
 

@@ -1,6 +1,6 @@
 """Dynamic trees (EAGLE-2, arXiv:2406.16858): expand the most confident nodes, then re-rank all.
 
-A node's score is the sum of its path's log shares (see ``candidates.ranked``): how likely the target is to take it.
+A node's score is the sum of its path's log shares (see ``Ops.rank``): how likely the target is to take it.
 """
 
 from collections.abc import Sequence

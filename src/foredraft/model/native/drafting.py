@@ -14,7 +14,8 @@ from foredraft.core.drafter import LevelPrice, View
 from foredraft.core.tree import TokenTree
 from foredraft.model.kv.cache import SlotCache
 from foredraft.model.native import library as c
-from foredraft.model.native.runner import MOST_GUESSES, Runner
+from foredraft.model.native.ops import MOST_GUESSES
+from foredraft.model.native.runner import Runner
 from foredraft.model.threads import kernel_threads
 
 _MOST_READ = 1024

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from foredraft.core.drafter import StepOut
 from foredraft.core.errors import ModelError
-from foredraft.core.rng import Choose, Exponentials
 from foredraft.core.target_parts import FINAL, TargetParts
 from foredraft.core.tree import TokenTree
 from foredraft.model.base import TargetModel
@@ -24,6 +23,7 @@ from foredraft.model.kv.masks import StepIn, address
 from foredraft.model.linear.packed import any_weight
 from foredraft.model.native import library as c
 from foredraft.model.native.decoder import NO_SKIPS, Decoder, Skips
+from foredraft.model.native.ops import NativeOps
 from foredraft.model.native.outline import Outline
 from foredraft.model.native.runner import KernelRuntime, Runner, RunnerShape
 from foredraft.model.native.weights import PackedMatrix
@@ -88,6 +88,7 @@ class NativeLM(TargetModel):
             shape.layers, shape.kv_heads, shape.head_dim, tuple(self.layout.kinds), shape.frequencies, self.max_length
         )
         self.engine = KernelRuntime(decoder.library)
+        self.ops = NativeOps(self.engine)
         self.runner = Runner(self.engine, sizes, kv_cache_dtype)
         self.kv_cache_dtype = kv_cache_dtype
         self._struct, self._kept = self._struct_without(NO_SKIPS)
@@ -120,24 +121,6 @@ class NativeLM(TargetModel):
     ) -> StepIn:
         tree.read()
         return address(tree, bases, rows, used_slots, self.layout, max_position=self.max_length, start=start)
-
-    @property
-    def exponentials(self) -> Exponentials:
-        return self._exponentials
-
-    def _exponentials(self, bits: Int[Tensor, "*k"], count: int) -> Float[Tensor, "*k n"]:
-        out = torch.empty(*bits.shape, count)
-        self.engine.library.exponentials(c.pointer(bits.contiguous()), bits.numel(), count, c.pointer(out))
-        return out
-
-    @property
-    def choose(self) -> Choose:
-        return self._choose
-
-    def _choose(self, scores: Float[Tensor, "B N V"], row: int, node: int, temperature: float, bits: int) -> int:
-        of_row, of_node, _ = scores.stride()
-        first = scores.data_ptr() + 4 * (row * of_row + node * of_node)
-        return self.engine.library.choose(first, scores.shape[2], temperature, bits)
 
     def stepping(self) -> AbstractContextManager[None]:
         return operators_in_one_thread()
@@ -269,8 +252,3 @@ class NativeLM(TargetModel):
     def release(self) -> None:
         self._holders -= 1
         self._closed = self._holders <= 0
-
-
-def engine_of(owner: object) -> KernelRuntime | None:
-    """The engine of a model or of the parts of one that heads read; None if it is not a native one."""
-    return owner.engine if isinstance(owner, (NativeParts, NativeLM)) else None

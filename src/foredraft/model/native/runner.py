@@ -6,7 +6,7 @@ import weakref
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from foredraft.model.kv.cache import SlotCache
@@ -20,8 +20,6 @@ _TABLE = 2048
 """Positions by which rotary tables grow."""
 KV_DTYPES = {"float16": (c.KV_F16, torch.float16), "float32": (c.KV_F32, torch.float32), "int8": (c.KV_I8, torch.uint8)}
 """Types of keys and values: the kernels' number, and what the cache holds them in."""
-MOST_GUESSES = 1024
-"""Most guesses after a node that the kernels rank."""
 
 
 class KernelRuntime:
@@ -42,44 +40,6 @@ class KernelRuntime:
             given = (x.data_ptr(), rows, out.data_ptr(), matrix.width, kernel_threads())
             c.check(self.library.product(self.handle, matrix.struct(), *given))
         return out if matrix.width == matrix.outputs else out[..., : matrix.outputs]
-
-    def rank(
-        self,
-        logits: Float[Tensor, "B F v"],
-        count: int,
-        temperatures: Float[Tensor, "B"],
-        times: Float[Tensor, "B v"] | None,
-        raced: Bool[Tensor, "B"] | None,
-    ) -> tuple[Int[Tensor, "B F K"], Float[Tensor, "B F K"]]:
-        """See ``ranked`` in drafters/trees/candidates.py; at most ``MOST_GUESSES``.
-
-        Args:
-            temperatures: of the rows; scores are logits / temperature.
-            raced: the rows whose scores are divided by ``times``; None for all.
-        """
-        rows, nodes, width = logits.shape
-        if logits.stride(2) != 1 or logits.stride(0) != nodes * logits.stride(1):
-            logits = logits.contiguous()
-        count = min(count, width)
-        tokens = torch.empty(rows, nodes, count, dtype=torch.long)
-        shares = torch.empty(rows, nodes, count)
-        times = None if times is None else times.contiguous()
-        given = c.Ranking(
-            rows=rows,
-            nodes=nodes,
-            count=width,
-            wanted=count,
-            logits=logits.data_ptr(),
-            stride=logits.stride(1),
-            temperatures=temperatures.data_ptr(),
-            times=c.pointer(times),
-            raced=c.pointer(raced),
-            tokens=tokens.data_ptr(),
-            shares=shares.data_ptr(),
-        )
-        with self.lock:
-            c.check(self.library.rank(self.handle, given))
-        return tokens, shares
 
 
 class RunnerShape(NamedTuple):
