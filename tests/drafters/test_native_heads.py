@@ -11,22 +11,21 @@ from torch import Tensor
 import random_heads as heads
 import specs
 import tiny
-from foredraft.core.draft import Draft
+from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import FREE, Drafter, LevelPrice, Plan, View
 from foredraft.core.sampling.params import SamplingParams
-from foredraft.core.sampling.warp import Warp
 from foredraft.core.tree import PAD, TokenTree
 from foredraft.drafters.eagle3 import Eagle3Drafter, Options
-from foredraft.drafters.states.feature_cache import TorchLayers
 from foredraft.engine.policy import Constant
-from foredraft.heads.native_layers import NativeHeadLayers, head_layers
+from foredraft.heads.layers import described
 from foredraft.heads.nets.blocks import fuse
 from foredraft.model.kv.cache import SlotCache
 from foredraft.model.kv.masks import Layout, address
 from foredraft.model.linear.packed import copy_weights, plain_copy
+from foredraft.model.native.head_layers import NativeHeadLayers
 from foredraft.model.native.linear import NativeLinear, quantise_linears
 from foredraft.model.native.model import NativeLM
-from foredraft.model.ops import TORCH
+from foredraft.model.ops import TORCH, HeadLayers, TreeSize
 from native import native, needs_compiler
 
 pytestmark = needs_compiler
@@ -80,13 +79,15 @@ def states(layers: Any, net: Any, tree: TokenTree, features: Tensor) -> Tensor:
 @pytest.mark.parametrize("kind", NETS)
 def test_layers_are_those_of_the_net(kind: str):
     """With float weights, keys and values."""
-    _, net, plain = quantised(kind, 32, "float32")
-    assert isinstance(head_layers(net, net.target), NativeHeadLayers) and head_layers(plain, plain.target) is None
-    layers = NativeHeadLayers(net, net.target, kv_cache_dtype="float32")
+    target, net, plain = quantised(kind, 32, "float32")
+    ops = target.ops
+    assert type(ops.head_layers(described(net))) is NativeHeadLayers
+    torch_layers = ops.head_layers(described(plain))
+    assert type(torch_layers) is HeadLayers, "what is not packed stays in torch"
+    layers = NativeHeadLayers(described(net), ops.runtime, target.decoder, kv_cache_dtype="float32")
     parents = torch.tensor([[-1, 0, 0, 1, 3, 2, 4], [-1, 0, 1, 2, 3, 4, PAD]])
     tree = TokenTree(torch.arange(14).view(2, 7), parents, depth=5)
     features = torch.randn(2, 19, 32, generator=torch.Generator().manual_seed(1))
-    torch_layers = TorchLayers(plain, torch.device("cpu"), plain.rotary.reserve)
     found, expected = states(layers, net, tree, features), states(torch_layers, plain, tree, features)
     real = torch.cat([torch.ones(2, 12, dtype=torch.bool), parents != PAD], 1)
     torch.testing.assert_close(found[real], expected[real], atol=2e-4, rtol=2e-4)
@@ -142,8 +143,8 @@ def check_same(found: dict[Any, Any], expected: dict[Any, Any]) -> None:
         assert scores == pytest.approx(expected[key][2], abs=1e-4)
 
 
-def eagle(net: Any) -> Eagle3Drafter:
-    return Eagle3Drafter(Options(nodes=9, depth=4, top_k=3), net)
+def eagle(target: NativeLM, net: Any) -> Eagle3Drafter:
+    return Eagle3Drafter(Options(nodes=9, depth=4, top_k=3), net, target.ops)
 
 
 @pytest.mark.parametrize("heat", [(0.0,), (0.9,), (0.0, 1.3)], ids=["greedy", "sampled", "mixed"])
@@ -152,19 +153,51 @@ def test_trees_of_one_call_are_those_of_the_reference(
     monkeypatch: pytest.MonkeyPatch, kind: str, heat: tuple[float, ...]
 ):
     target, net, _ = quantised(kind, 8)
-    found = run(target, eagle(net), 3, heat)
-    monkeypatch.setattr(Warp, "scales_only", property(lambda self: False))
-    check_same(found, run(target, eagle(net), 3, heat))
+    found = run(target, eagle(target, net), 3, heat)
+    monkeypatch.setattr(NativeHeadLayers, "draft", HeadLayers.draft)
+    check_same(found, run(target, eagle(target, net), 3, heat))
+
+
+FITTING = TreeSize(9, 4, 3, 8, FREE, (4,), 0.8)
+HANDED_ON: dict[str, tuple[SamplingParams, bool, TreeSize]] = {
+    "penalties": (SamplingParams(repetition_penalty=1.3), False, FITTING),
+    "a cut law": (SamplingParams(temperature=1.0, top_k=3), False, FITTING),
+    "drawn tokens": (SamplingParams(temperature=1.0), True, FITTING),
+    "an ablation": (SamplingParams(), False, FITTING._replace(ablated=True)),
+    "nothing planned": (SamplingParams(), False, FITTING._replace(depth=0)),
+    "many nodes of a level": (SamplingParams(), False, FITTING._replace(top_k=1025)),
+    "many children": (SamplingParams(), False, FITTING._replace(children=1025)),
+    "many nodes": (SamplingParams(), False, FITTING._replace(nodes=1 << 17)),
+}
+
+
+@pytest.mark.parametrize("kind", HANDED_ON)
+def test_what_one_call_does_not_build_is_built_by_level(kind: str):
+    params, draws, size = HANDED_ON[kind]
+    target, net, _ = quantised("eagle3", 8)
+    layers, view = target.ops.head_layers(described(net)), tiny.view([[3, 1]], params, draws=draws)
+    with pytest.raises(InterruptedError):
+        layers.draft(tiny.view([[3, 1]]), FITTING, interrupted, unexpected)
+    root = Draft(TokenTree.root(view.roots), Law.FIXED)
+    assert layers.draft(view, size, unexpected, lambda: root) is root
+
+
+def interrupted(taps: tuple[int, ...]) -> Any:
+    raise InterruptedError
+
+
+def unexpected(*_: object) -> Any:
+    raise AssertionError
 
 
 @pytest.mark.parametrize("price", [LevelPrice(0.4), LevelPrice(0.15, 0.1)], ids=["level", "nodes"])
 def test_levels_that_do_not_pay_are_those_of_the_reference(monkeypatch: pytest.MonkeyPatch, price: LevelPrice):
     target, net, _ = quantised("eagle3", 8)
-    found = run(target, eagle(net), 1, (0.0,), price)
+    found = run(target, eagle(target, net), 1, (0.0,), price)
     assert 1 < len({len(set(parents)) for _, parents, _ in found.values()})
-    assert found != run(target, eagle(net), 1, (0.0,))
-    monkeypatch.setattr(Warp, "scales_only", property(lambda self: False))
-    check_same(found, run(target, eagle(net), 1, (0.0,), price))
+    assert found != run(target, eagle(target, net), 1, (0.0,))
+    monkeypatch.setattr(NativeHeadLayers, "draft", HeadLayers.draft)
+    check_same(found, run(target, eagle(target, net), 1, (0.0,), price))
 
 
 @pytest.mark.parametrize("heat", [(0.0,), (0.8, 1.3)], ids=["greedy", "sampled"])
@@ -172,16 +205,16 @@ def test_levels_that_do_not_pay_are_those_of_the_reference(monkeypatch: pytest.M
 def test_a_rows_drafts_have_the_same_bits_in_any_batch(kind: str, heat: tuple[float, ...]):
     """Padded and ragged rows that come and go, with prompts read in parts, and begun with others'."""
     target, net, _ = quantised(kind, 8)
-    alone = run(target, eagle(net), 1, heat)
+    alone = run(target, eagle(target, net), 1, heat)
     for rows in (3, 8):
-        found = run(target, eagle(net), rows, heat, prefix_cache=True, max_prefill_tokens=16)
+        found = run(target, eagle(target, net), rows, heat, prefix_cache=True, max_prefill_tokens=16)
         assert {key: found[key] for key in alone} == alone
 
 
 def test_weights_that_were_trained_are_packed_in_place():
     """Online distillation trains a copy in floats."""
-    _, net, _ = quantised("eagle3", 8)
-    layers = head_layers(net, net.target)
+    target, net, _ = quantised("eagle3", 8)
+    layers = target.ops.head_layers(described(net))
     before = [module.matrix.data.clone() for module in net.modules() if isinstance(module, NativeLinear)]
     trained = plain_copy(net, shared=(net.target,))
     assert not any(isinstance(module, NativeLinear) for module in trained.modules())
@@ -189,7 +222,7 @@ def test_weights_that_were_trained_are_packed_in_place():
     copy_weights(net, trained)
     after = [module.matrix for module in net.modules() if isinstance(module, NativeLinear)]
     assert all(not torch.equal(old, new.data) for old, new in zip(before, after, strict=True))
-    assert layers is not None and layers.model.layer[0].out.data == net.midlayer.self_attn.o_proj.matrix.data.data_ptr()
+    assert layers.model.layer[0].out.data == net.midlayer.self_attn.o_proj.matrix.data.data_ptr()
     torch.testing.assert_close(after[-1].dequantised(), trained.lm_head.weight, atol=0.02, rtol=0.0)
 
 

@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass, field
+from functools import partial
 from typing import final
 
 import torch
@@ -11,13 +12,13 @@ from torch import Tensor
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Needs, Plan, Trainable, View
 from foredraft.core.tree import TokenTree
-from foredraft.drafters.states.feature_cache import FeatureCache, TorchLayers, TreeSlots
+from foredraft.drafters.states.feature_cache import FeatureCache, TreeSlots
 from foredraft.drafters.trees.builder import TreeBuilder
 from foredraft.drafters.trees.candidates import at_places
 from foredraft.drafters.trees.dynamic import build_dynamic_tree
 from foredraft.drafters.trees.shapes import Level, TreeLimits, TreeOptions, best_template
 from foredraft.drafters.trees.static import build_static_tree
-from foredraft.heads.native_layers import head_layers
+from foredraft.heads.layers import described
 from foredraft.heads.nets.eagle import EagleNet
 from foredraft.model.kv.masks import StepIn, Visible
 from foredraft.model.linear.packed import any_weight
@@ -44,8 +45,7 @@ class EagleDrafter(Trainable):
     """A drafter with an EAGLE head. Subclasses implement ``propose``, by ``_draft``, and say how a tree is built."""
 
     def __init__(self, net: EagleNet, needs: Needs, ops: Ops) -> None:
-        layers = head_layers(net, net.target) or TorchLayers(net, any_weight(net).device, net.rotary.reserve)
-        sizes = {"depth": net.depth, "window": net.window}
+        layers, sizes = ops.head_layers(described(net)), {"depth": net.depth, "window": net.window}
         self._state = FeatureCache(net, layers, net.features, net.taps, **sizes)
         super().__init__(needs, self._state)
         self._net = net
@@ -118,12 +118,8 @@ class DynamicTreeDrafter(EagleDrafter):
     @torch.inference_mode()
     def propose(self, view: View, plan: Plan) -> Draft:
         limits = self._limits.within(plan, view, cheap=True)
-        usual = limits.value and limits.rerank
-        if usual and limits.depth and self._state.drafts_trees and view.warp.scales_only and not view.draws:
-            allowed = [length * (tokens > 1) for length, tokens in zip(plan.lengths, view.host_lengths, strict=True)]
-            return self._state.draft(view, limits.size(view, allowed))
         nodes = 1 + max(self._limits.nodes * view.draws, limits.expanded)
-        return self._draft(view, plan, nodes, limits)
+        return self._state.draft(view, limits.size(view, plan), partial(self._draft, view, plan, nodes, limits))
 
     def _tree(self, builder: TreeBuilder, allowed: Int[Tensor, "B"], limits: TreeLimits) -> Draft:
         if builder.view.draws and not builder.view.warp.greedy:

@@ -5,7 +5,8 @@ the last one, from the target's true features; leftovers of a draft tree are ove
 them lowers acceptance, and changes no output).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple, final
 
 import torch
@@ -17,13 +18,10 @@ from foredraft.core.drafter import EMPTY_KV, Fused, KVSize, Needs, RowState, Ste
 from foredraft.core.transfer import to_device
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.states.read_rows import ReadRows
-from foredraft.heads.layers import HeadLayers
-from foredraft.heads.native_layers import NativeHeadLayers
-from foredraft.model.attention.slot_attention import masked_attention, runs_kernel
-from foredraft.model.kv.cache import SlotCache, SlotView, bucket, persistent_zeros
+from foredraft.model.kv.cache import SlotCache, bucket, persistent_zeros
 from foredraft.model.kv.masks import Layout, StepIn, address, kv_extent_of
 from foredraft.model.linear.packed import any_weight
-from foredraft.model.native.drafting import TreeSize, UnreadStates
+from foredraft.model.ops import HeadLayers, TreeSize, UnreadStates
 from foredraft.model.prefill import CHUNK
 from foredraft.model.recording.segment import Segment, SegmentRows
 
@@ -32,40 +30,6 @@ _FUSED = 0
 _MAX_PENDING = 32
 """Features of up to this many steps without a draft are computed together, to save time while nothing is drafted."""
 _MAX_POSITION = 1 << 30  # rotary positions are computed, not looked up, so they have no limit
-
-Read = Callable[[Tensor, Tensor, Tensor, Callable[[int, Tensor, Tensor, Tensor], Tensor]], Tensor]
-"""``read(tokens [B, N], features [B, N, F], positions [B, N], attend) -> states [B, N, H]``."""
-
-
-@final
-class TorchLayers(HeadLayers):
-    """Layers as a function of tensors, with torch's attention.
-
-    Args:
-        reserve: see ``HeadLayers``.
-    """
-
-    def __init__(self, read: Read, device: torch.device, reserve: Callable[[int], int] = lambda length: 0) -> None:
-        self.reads_masks = not runs_kernel(device)
-        self._read = read
-        self._reserve = reserve
-
-    def reserve(self, length: int) -> int:
-        return self._reserve(length)
-
-    def __call__(
-        self, step: StepIn, cache: SlotCache, features: Float[Tensor, "B N F"], mask: Float[Tensor, "B 1 N S"] | None
-    ) -> Float[Tensor, "B N H"]:
-        tables = not self.reads_masks and step.few
-        window = SlotView(cache, step, stored=tables)
-        if mask is None:
-            mask = (step.tables(window.buffer_rows) if tables else step.masks(features.dtype))["rows"]
-
-        def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            keys, values = cache.write(layer, key, value, window)
-            return masked_attention(query, keys, values, mask)
-
-        return self._read(step.tokens, features, step.positions, attend)
 
 
 class DraftState(NamedTuple):
@@ -265,24 +229,21 @@ class FeatureCache(RowState):
         self._rows.read_to(view, _ends(view))
         return DraftState(states, view.lengths > 1)
 
-    @property
-    def drafts_trees(self) -> bool:
-        """Whether ``draft`` works: the head is on the kernels."""
-        return isinstance(self._layers, NativeHeadLayers)
+    def draft(self, view: View, size: TreeSize, by_level: Callable[[], Draft]) -> Draft:
+        """Dynamic trees after the new entries of each row; see ``HeadLayers.draft``."""
+        return self._layers.draft(view, size, lambda taps: self._unread(view, size, taps), by_level)
 
-    def draft(self, view: View, size: TreeSize) -> Draft:
-        """Read the new entries of each row and build a dynamic tree, in one call of the kernels, with the pending
-        features if the kernels have them."""
-        layers = self._layers
-        assert isinstance(layers, NativeHeadLayers)
-        if not layers.fused_taps or not self._features.shape[2]:  # the first feature of all is wider than the buffer
+    @contextmanager
+    def _unread(self, view: View, size: TreeSize, taps: tuple[int, ...]) -> Iterator[UnreadStates]:
+        """The new entries of each row, which are read within this context, and among them those without features if
+        these are made of the layers ``taps``."""
+        if not taps or not self._features.shape[2]:  # the first feature of all is wider than the buffer
             self._flush()
-        width, _ = self._prepare(view, 1 + size.top_k * (size.depth - 1))
-        fresh = [state for step in self._pending for state in step.addresses(layers.fused_taps)]
-        draft = layers.draft(view, self._cache, UnreadStates(width, 1, self._features, fresh), size)
+        width, _ = self._prepare(view, 1 + size.expanded)
+        fresh = [state for step in self._pending for state in step.addresses(taps)]
+        yield UnreadStates(self._cache, width, self._features, fresh)
         self._stored()
         self._rows.read_to(view, _ends(view))
-        return draft
 
     def _prepare(self, view: View, tree_slots: int) -> tuple[int, int]:
         """Make room for the new entries of each row and for a tree; read all but the last ones of rows far behind.

@@ -17,7 +17,7 @@ from foredraft.core.errors import OptionError
 from foredraft.core.options import SizedOptions, check_bounds
 from foredraft.core.transfer import to_device
 from foredraft.drafters.trees.candidates import GUESSES, SHARPEST
-from foredraft.model.native.drafting import TreeSize
+from foredraft.model.ops import TreeSize
 
 Path = tuple[int, ...]
 Rates = Sequence[Sequence[float]]
@@ -199,14 +199,11 @@ class TreeLimits(NamedTuple):
         """How many children of a node are scored."""
         return self.top_k if view.warp.greedy else max(self.top_k, GUESSES)
 
-    def size(self, view: View, allowed: Sequence[int]) -> TreeSize:
-        """The same for the kernels.
-
-        Args:
-            allowed: the number of levels that each row may have.
-        """
-        depth = min(self.depth, self.nodes)
-        return TreeSize(self.nodes, depth, self.top_k, self.children(view), self.level_price, allowed, SHARPEST)
+    def size(self, view: View, plan: Plan) -> TreeSize:
+        """The same for ``HeadLayers.draft``."""
+        allowed = [length * (tokens > 1) for length, tokens in zip(plan.lengths, view.host_lengths, strict=True)]
+        own = (self.nodes, min(self.depth, self.nodes), self.top_k, self.children(view), self.level_price)
+        return TreeSize(*own, allowed, SHARPEST, ablated=not (self.value and self.rerank))
 
     def within(self, plan: Plan, view: View, *, cheap: bool = False) -> "TreeLimits":
         """These and the plan's.

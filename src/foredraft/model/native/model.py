@@ -3,7 +3,6 @@
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from typing import final
 
 import torch
@@ -26,22 +25,9 @@ from foredraft.model.native.decoder import NO_SKIPS, Decoder, Skips
 from foredraft.model.native.ops import NativeOps
 from foredraft.model.native.outline import Outline
 from foredraft.model.native.runner import KernelRuntime, Runner, RunnerShape
-from foredraft.model.native.weights import PackedMatrix
 from foredraft.model.threads import operators_in_one_thread
 
 _HOST = torch.device("cpu")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NativeParts(TargetParts):
-    """The parts of a model on the engine, as the kernels read them. ``embedding_factor``: of the embedding."""
-
-    engine: KernelRuntime
-    embedding: PackedMatrix
-    embedding_factor: float
-    output: PackedMatrix
-    logit_scale: float
-    logit_cap: float
 
 
 @final
@@ -88,7 +74,7 @@ class NativeLM(TargetModel):
             shape.layers, shape.kv_heads, shape.head_dim, tuple(self.layout.kinds), shape.frequencies, self.max_length
         )
         self.engine = KernelRuntime(decoder.library)
-        self.ops = NativeOps(self.engine)
+        self.ops = NativeOps(self.engine, decoder)
         self.runner = Runner(self.engine, sizes, kv_cache_dtype)
         self.kv_cache_dtype = kv_cache_dtype
         self._struct, self._kept = self._struct_without(NO_SKIPS)
@@ -217,19 +203,7 @@ class NativeLM(TargetModel):
         return self.forward(self.address(TokenTree.chain(tokens), bases, range(rows), count), cache)
 
     def parts(self) -> TargetParts:
-        shape, decoder = self.decoder.shape, self.decoder
-        return NativeParts(
-            self._embed,
-            self._head,
-            shape.vocabulary,
-            shape.hidden,
-            engine=self.engine,
-            embedding=decoder.embedding,
-            embedding_factor=decoder.embedding_factor,
-            output=decoder.head,
-            logit_scale=shape.logit_scale,
-            logit_cap=shape.logit_cap,
-        )
+        return TargetParts(self._embed, self._head, self.vocab_size, self.decoder.shape.hidden)
 
     def embedding(self) -> Float[Tensor, "V H"]:
         return self.decoder.embedding.dequantised()

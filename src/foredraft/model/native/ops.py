@@ -8,21 +8,25 @@ from torch import Tensor
 
 from foredraft.core.sampling.warp import Warp
 from foredraft.model.native import library as c
-from foredraft.model.native.runner import KernelRuntime
-from foredraft.model.ops import Ops
-
-MOST_GUESSES = 1024
-"""Most guesses after a node that the kernels rank."""
+from foredraft.model.native.decoder import Decoder
+from foredraft.model.native.head_layers import NativeHeadLayers, is_packed
+from foredraft.model.native.runner import MOST_GUESSES, KernelRuntime
+from foredraft.model.ops import HeadLayers, HeadNet, Ops
 
 
 @final
 class NativeOps(Ops):
-    """``Ops`` on the kernels, but for laws that are cut."""
+    """Beside a model on the kernels.
+
+    Args:
+        decoder: the model.
+    """
 
     walks = True
 
-    def __init__(self, runtime: KernelRuntime) -> None:
+    def __init__(self, runtime: KernelRuntime, decoder: Decoder) -> None:
         self.runtime = runtime
+        self.decoder = decoder
 
     def rank(
         self,
@@ -69,3 +73,6 @@ class NativeOps(Ops):
         of_row, of_node, _ = scores.stride()
         first = scores.data_ptr() + 4 * (row * of_row + node * of_node)
         return self.runtime.library.choose(first, scores.shape[2], temperature, bits)
+
+    def head_layers(self, head: HeadNet) -> HeadLayers:
+        return NativeHeadLayers(head, self.runtime, self.decoder) if is_packed(head) else super().head_layers(head)
