@@ -22,9 +22,9 @@ from foredraft.heads.nets.blocks import fuse
 from foredraft.model.kv.cache import SlotCache
 from foredraft.model.kv.masks import Layout, address
 from foredraft.model.linear.packed import copy_weights, plain_copy
-from foredraft.model.native.head_layers import NativeHeadLayers
 from foredraft.model.native.linear import NativeLinear, quantise_linears
 from foredraft.model.native.model import NativeLM
+from foredraft.model.native.ops import NativeHeadLayers
 from foredraft.model.ops import TORCH, HeadLayers, TreeSize
 from native import native, needs_compiler
 

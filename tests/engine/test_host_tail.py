@@ -17,8 +17,7 @@ from foredraft.core.sampling.warp import Warp
 from foredraft.core.transfer import HostCopy
 from foredraft.core.tree import PAD, ROOT, TokenTree
 from foredraft.engine.draft_check import Proposed, checked
-from foredraft.engine.host_tail import walk
-from foredraft.engine.tail import StepEnd, read_back, tail
+from foredraft.engine.tail import StepEnd, read_back, tail, walk
 from foredraft.model.ops import TORCH
 
 VOCABULARY, NODES, PROMPT = 5, 9, 4

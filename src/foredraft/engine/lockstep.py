@@ -18,9 +18,8 @@ from foredraft.core.drafter import View
 from foredraft.core.rng import Noise, first
 from foredraft.core.worth import DraftNodes
 from foredraft.engine.draft_check import Proposed
-from foredraft.engine.host_tail import step_of
 from foredraft.engine.request import Sequence
-from foredraft.engine.tail import StepEnd
+from foredraft.engine.tail import StepEnd, step_of
 
 
 def walk_together(

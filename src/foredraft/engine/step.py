@@ -17,10 +17,9 @@ from foredraft.core.verify import rule_of
 from foredraft.engine.draft_check import Proposed, checked
 from foredraft.engine.fitting import fitted
 from foredraft.engine.grammar_masks import HostTree, Matchers, masked
-from foredraft.engine.host_tail import can_walk, walk
 from foredraft.engine.lockstep import walk_together
 from foredraft.engine.state import Batch
-from foredraft.engine.tail import RowStep as RowStep, StepEnd, tail
+from foredraft.engine.tail import RowStep as RowStep, StepEnd, can_walk, tail, walk
 from foredraft.engine.trace import StepTrace
 from foredraft.model.base import TargetModel, widened
 from foredraft.model.kv.cache import SlotCache

@@ -77,11 +77,6 @@ class TreeSize(NamedTuple):
     sharpest: float
     ablated: bool = False
 
-    @property
-    def expanded(self) -> int:
-        """The most nodes that are read, the root excluded."""
-        return self.top_k * max(self.depth - 1, 0)
-
 
 class UnreadStates(NamedTuple):
     """What a head has not read: the last ``width`` committed entries of each row.

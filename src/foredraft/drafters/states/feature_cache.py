@@ -239,7 +239,7 @@ class FeatureCache(RowState):
         these are made of the layers ``taps``."""
         if not taps or not self._features.shape[2]:  # the first feature of all is wider than the buffer
             self._flush()
-        width, _ = self._prepare(view, 1 + size.expanded)
+        width, _ = self._prepare(view, 1 + size.top_k * (size.depth - 1))
         fresh = [state for step in self._pending for state in step.addresses(taps)]
         yield UnreadStates(self._cache, width, self._features, fresh)
         self._stored()

@@ -20,8 +20,6 @@ _TABLE = 2048
 """Positions by which rotary tables grow."""
 KV_DTYPES = {"float16": (c.KV_F16, torch.float16), "float32": (c.KV_F32, torch.float32), "int8": (c.KV_I8, torch.uint8)}
 """Types of keys and values: the kernels' number, and what the cache holds them in."""
-MOST_GUESSES = 1024
-"""Most guesses after a node that the kernels rank."""
 
 
 class KernelRuntime:
