@@ -94,10 +94,10 @@ class StepEnd:
 
     def reading(self, draft: Draft, proposal: Proposed | None) -> Callable[[], list[RowStep]]:
         """Begin to copy the results to the host; what is returned waits for them."""
-        rows, table = self.rows, self.table
-        if rows is not None or table is None:
-            return lambda: rows or []
-        copy, width = HostCopy(table), self.emitted.shape[1]
+        if self.table is None:
+            rows = self.rows or []
+            return lambda: rows
+        copy, width = HostCopy(self.table), self.emitted.shape[1]
         return lambda: read_back(draft, proposal, copy, width)
 
 
