@@ -138,9 +138,13 @@ def best_runs(lines: dict[str, list[dict]]) -> dict[tuple[int, str], list[dict]]
     return {key: own for key, own in found.items() if own}
 
 
-def by_kind(lines: dict[str, list[dict]]) -> str:
+def by_kind(lines: dict[str, list[dict]], *, intervals: bool = True) -> str:
     """Tokens per second by kind of chat with 95 % intervals, the peers in the modes that were chosen, and our ratios to
     them: a table for each type of weights that we and a peer have run with the same number of threads."""
+
+    def shown(values: list[float]) -> str:
+        return _median(values) if intervals else _median(values).split(" (")[0]
+
     runs = by_arm(lines) | best_runs(lines)
     tasks = [task for task in KINDS if any(run["task"] == task for own in runs.values() for run in own)]
     weights = sorted({(threads, engine_of(arm).split(" ")[1]) for threads, arm in runs if ours(arm)})
@@ -152,7 +156,7 @@ def by_kind(lines: dict[str, list[dict]]) -> str:
             continue
         head = [f"{kind}, {threads} thread{'s' * (threads > 1)}", *(KINDS[task] for task in tasks)]
         rows = [
-            [_named(arm), *(_median(_rates(runs[threads, arm], task)) for task in tasks)]
+            [_named(arm), *(shown(_rates(runs[threads, arm], task)) for task in tasks)]
             for arm in (*own, *peers)
             if arm.rsplit(" ", 1)[1] in (PLAIN, BEST) or ours(arm)
         ]
@@ -168,7 +172,7 @@ def by_kind(lines: dict[str, list[dict]]) -> str:
             ):
                 if other != arm and (threads, other) in runs:
                     found = compared(runs, threads, arm, other).by_task
-                    rows.append([f"{_named(arm)} over {_named(other)}", *(_median(found.get(t, [])) for t in tasks)])
+                    rows.append([f"{_named(arm)} over {_named(other)}", *(shown(found.get(t, [])) for t in tasks)])
         parts.append("\n".join(markdown_table(head, rows)))
     return "\n\n".join(parts)
 
@@ -285,8 +289,10 @@ def sentence(lines: dict[str, list[dict]]) -> str:
             for task, ratio in compared(runs, 1, best.ours, other).slower.items():
                 faster[f"{peer} ({kind}) on {task}, {1 / ratio:.2f} times ours"] = None
     rest = f"Faster than ours: {'; '.join(faster)}." if faster else "None of them is faster on any kind of chat."
-    said = f"On one thread, tokens per second by default are {', '.join(parts)}, each in its best mode. {rest}"
-    return " ".join([said, *left_out(lines)])
+    without = left_out(lines)
+    mode = "in its best mode that drafted, or plain" if without else "in its best mode"
+    said = f"On one thread, tokens per second by default are {', '.join(parts)}, each {mode}. {rest}"
+    return " ".join([said, *without])
 
 
 def long_prompts(lines: dict[str, list[dict]]) -> str:

@@ -170,7 +170,9 @@ def pages() -> dict[Path, str]:
     if (ROOT / larger).exists():
         pair = read(ROOT / larger)
         parts = [engine_tables.by_kind, engine_tables.users, engine_tables.tables]
-        every["engines coder"] = "\n\n".join([*(part(pair) for part in parts), engines_made(pair, larger, "coder")])
+        of_pair = engines_made(pair, larger, "Qwen2.5-Coder-1.5B-Instruct (drafts: the 0.5B)")
+        every["engines coder"] = "\n\n".join([*(part(pair) for part in parts), of_pair])
+        compared["engines coder"] = f"{engine_tables.by_kind(pair, intervals=False)}\n\n{of_pair}"
     if (ROOT / engines.SHAPE_RESULTS).exists():
         shapes = read(ROOT / engines.SHAPE_RESULTS)
         every["shapes"] = (
