@@ -386,9 +386,9 @@ PARTS = {
         engines,
     ),
     "coder": Part(
-        "CPU engines on a model of 1.5 billion parameters: native.md",
+        "CPU engines on a model of 1.5 billion parameters: README, native.md, results.md",
         3.0,
-        (),
+        ("engines_coder.jsonl",),
         lambda i: (i.prompts,),
         coder,
     ),
