@@ -37,7 +37,7 @@ bench: $(VENV)/.stamp-core ## compare the speed-up with the recorded one: a minu
 
 clean: ## remove .venv and everything that tools have left
 	rm -rf $(VENV) build dist .cache .pytest_cache .hypothesis .ruff_cache .import_linter_cache
-	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests extras -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.stamp-core: $(INPUTS)
 	@PYTHON=$(PYTHON) scripts/install

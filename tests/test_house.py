@@ -44,8 +44,7 @@ def import_without(absent: tuple[str, ...], names: list[str]) -> subprocess.Comp
 
 
 def test_every_module_imports_with_the_core_dependencies_alone():
-    scaled = ("actors", "answers", "batch", "cluster", "gateway", "replicas")
-    own_extra = ("__main__", "model.attention.tree_attention", *(f"scale.{name}" for name in scaled))
+    own_extra = ("__main__", "model.attention.tree_attention")
     served = ("foredraft.serve.options", "foredraft.serve")
     needed = [name for name in MODULES if name in served or not name.startswith("foredraft.serve.")]
     names = ["foredraft", *[name for name in needed if not name.endswith(own_extra)]]

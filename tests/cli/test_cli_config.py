@@ -9,7 +9,6 @@ from cli_cases import Run
 
 from foredraft.cli import serve
 from foredraft.cli.choices import ModelChoice
-from foredraft.scale.options import ScaleOptions
 from foredraft.serve.options import ServeOptions
 
 YAML = """\
@@ -24,7 +23,6 @@ api-key: 1234           # one of a list, and a number as it would be typed
 model-option: revision=v2
 weights: int4
 kv_cache_dtype: int8
-replicas: 2
 """
 TOML = """\
 model = "org/some-model"
@@ -37,16 +35,15 @@ api-key = 1234
 model-option = "revision=v2"
 weights = "int4"
 kv_cache_dtype = "int8"
-replicas = 2
 """
-Asked = tuple[ModelChoice, ServeOptions, ScaleOptions]
+Asked = tuple[ModelChoice, ServeOptions]
 
 
 @pytest.fixture
 def asked(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """What a command line with replicas asks for."""
+    """What a command line asks for."""
     found: list[Asked] = []
-    monkeypatch.setattr(serve, "serve_replicas", lambda *given: found.append(given))
+    monkeypatch.setattr(serve, "run_server", lambda *given: found.append(given))
 
     def asked(text: str, *arguments: str, name: str = "serve.yaml") -> Asked:
         path = tmp_path / name
@@ -60,28 +57,26 @@ def asked(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
 @pytest.mark.parametrize(("name", "text"), [("serve.yaml", YAML), ("serve.toml", TOML), ("serve.conf", YAML)])
 def test_a_file_says_what_the_command_line_says(asked: Any, name: str, text: str):
-    choice, server, scale = asked(text, name=name)
+    choice, server = asked(text, name=name)
     assert choice == ModelChoice(
         model="org/some-model", model_option=("revision=v2",), weights="int4", kv_cache_dtype="int8"
     )
     assert server == ServeOptions(
         prefix_cache=False, max_queue=7, request_timeout=30.0, served_model_name=("big", "7"), api_key=("1234",)
     )
-    assert scale == ScaleOptions(replicas=2)
 
 
 def test_the_command_line_wins(asked: Any):
-    line = ("--max-queue", "9", "-m", "other", "--served-model-name", "mine", "--replicas", "3", "--exact")
-    choice, server, scale = asked(YAML, *line)
+    line = ("--max-queue", "9", "-m", "other", "--served-model-name", "mine", "--exact")
+    choice, server = asked(YAML, *line)
     assert (choice.model, choice.exact, choice.model_option) == ("other", True, ("revision=v2",))
     assert (server.max_queue, server.served_model_name, server.prefix_cache) == (9, ("mine",), False)
-    assert scale.replicas == 3
 
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("prefix_cache: false", "serve.yaml: 'prefix-cache'. Did you mean no-prefix-cache? Known: address, api-key,"),
+        ("prefix_cache: false", "serve.yaml: 'prefix-cache'. Did you mean no-prefix-cache? Known: api-key,"),
         ("config: other.yaml", "'config'"),
         ("1: 2", "'1'. Known:"),
         ("max-queue: 7\nmax_queue: 8", "has the option max-queue twice."),
@@ -106,7 +101,7 @@ def test_a_wrong_file_gives_one_sentence(run: Run, tmp_path: Path, text: str, se
 def test_the_example_of_the_page(asked: Any):
     page = Path(__file__).resolve().parents[2] / "docs" / "serving.md"
     (example,) = re.findall(r"```yaml\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
-    choice, server, _ = asked(example, "--replicas", "2")
+    choice, server = asked(example)
     assert choice == ModelChoice(model="/models/llama-3.1-8b", drafter="eagle3:/models/head")
     assert server == ServeOptions(served_model_name=("llama", "llama-3.1-8b"), max_queue=100, prefix_cache=False)
 

@@ -4,12 +4,13 @@ import importlib
 import json
 import shlex
 from dataclasses import fields
+from importlib.metadata import EntryPoint, EntryPoints
 
 import pytest
 from cli_cases import Run
 
 from foredraft.bench.report.plots import SUFFIXES
-from foredraft.cli import COMMANDS, build, completion_names as names
+from foredraft.cli import COMMANDS, GROUP, PACKAGED, build, completion_names as names
 from foredraft.compose.spec import find
 from foredraft.core.options import describe_options, read_options
 from foredraft.core.theory import best_length
@@ -26,6 +27,26 @@ def test_the_list_says_what_the_command_says(run: Run, name: str):
     ended = run(name, "--help")
     assert ended.status == 0 and COMMANDS[name].split(":")[0] in ended.out
     assert COMMANDS[name].split(":")[0] in run("--help").out
+
+
+def points(monkeypatch: pytest.MonkeyPatch, *found: EntryPoint) -> None:
+    monkeypatch.setattr("foredraft.cli.entry_points", lambda **wanted: EntryPoints(found).select(**wanted))
+
+
+@pytest.mark.parametrize(("package", "name"), [(package, name) for package in PACKAGED for name in PACKAGED[package]])
+def test_a_command_of_a_missing_package_says_what_to_install(
+    run: Run, monkeypatch: pytest.MonkeyPatch, package: str, name: str
+):
+    points(monkeypatch)
+    assert f"pip install {package}" in run(name, "--replicas", "2").refusal
+    assert PACKAGED[package][name] in run("--help").out
+
+
+def test_a_package_adds_a_command(run: Run, monkeypatch: pytest.MonkeyPatch):
+    points(monkeypatch, EntryPoint("guess", "foredraft.cli.theory", GROUP), EntryPoint("other", "absent", "elsewhere"))
+    given = ("--alpha", ".8", "--cost", ".1")
+    assert run("guess", *given).out == run("theory", *given).out != ""
+    assert "No such command 'other'." in run("other").refusal
 
 
 @pytest.mark.parametrize("name", COMMANDS)

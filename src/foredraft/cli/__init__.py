@@ -3,6 +3,7 @@
 import importlib
 import sys
 from collections.abc import Sequence
+from importlib.metadata import entry_points
 from typing import Annotated, Any
 
 import typer
@@ -17,7 +18,6 @@ GROUPS = {
         "generate": "Answer or continue a prompt; the output streams to the terminal.",
         "chat": "Chat with a model, using its chat template.",
         "serve": "Serve a model over OpenAI's HTTP interface.",
-        "scale": "Serve a model by several replicas, as a file describes them.",
         "batch": "Answer a file of requests in OpenAI's batch format.",
         "demo": "Compare plain and speculative decoding side by side.",
     },
@@ -46,6 +46,16 @@ GROUPS = {
 COMMANDS = {name: summary for group in GROUPS.values() for name, summary in group.items()}
 """Each name is also the module that defines its ``command``; the summary is the first line of that command's help."""
 
+PACKAGED = {
+    "foredraft-scale": {
+        "replicas": "Serve a model by several replicas.",
+        "scale": "Serve a model by several replicas, as a file describes them.",
+        "actors": "Answer a file of requests by several processes.",
+    },
+}
+"""Commands of packages of their own. A package names the modules of its commands in the entry points ``GROUP``."""
+GROUP = "foredraft.commands"
+
 
 class Commands(TyperGroup):
     """Builds a command when it is invoked; the help lists placeholders."""
@@ -56,12 +66,13 @@ class Commands(TyperGroup):
         return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args and args[0] in COMMANDS:
-            self.commands[args[0]] = build(args[0])
-            if ctx.resilient_parsing:
-                _skip_conversion(self.commands[args[0]], ctx)
-        elif args and not args[0].startswith("-") and not ctx.resilient_parsing:
-            ctx.fail(f"No such command {args[0]!r}.{suggestion(args[0], COMMANDS)}")
+        if args and not args[0].startswith("-"):
+            if (built := build(args[0])) is not None:
+                self.commands[args[0]] = built
+                if ctx.resilient_parsing:
+                    _skip_conversion(built, ctx)
+            elif not ctx.resilient_parsing:
+                ctx.fail(_unknown(args[0]))
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
@@ -76,8 +87,14 @@ class Commands(TyperGroup):
 
 
 def build(name: str) -> Any:
-    """Import a command's module and build the command."""
-    module = importlib.import_module(f"foredraft.cli.{name}")
+    """Import a command's module and build the command; None if nothing that is installed has one of this name."""
+    if name in COMMANDS:
+        module = importlib.import_module(f"foredraft.cli.{name}")
+    else:
+        found = list(entry_points(group=GROUP, name=name))
+        if not found:
+            return None
+        module = found[0].load()
     single = typer.Typer(add_completion=False, rich_markup_mode="markdown", context_settings=_SETTINGS)
     single.command(name, epilog=examples(module.EXAMPLES))(module.command)
     command = typer.main.get_command(single)
@@ -85,6 +102,13 @@ def build(name: str) -> Any:
         if isinstance(option, TyperOption) and option.show_default and option.default not in (None, False):
             option.help, option.show_default = f"{option.help} [default: {option.default}]", False
     return command
+
+
+def _unknown(name: str) -> str:
+    package = next((package for package, commands in PACKAGED.items() if name in commands), None)
+    if package is not None:
+        return f"foredraft {name} is a command of another package: pip install {package}."
+    return f"No such command {name!r}.{suggestion(name, COMMANDS)}"
 
 
 def _skip_conversion(command: Any, ctx: Any) -> None:
@@ -122,7 +146,8 @@ def _app() -> typer.Typer:
         no_args_is_help=False,
     )
     app.callback(invoke_without_command=True, epilog=examples(EXAMPLES))(_root)
-    for group, commands in GROUPS.items():
+    packaged = {f"With pip install {package}": commands for package, commands in PACKAGED.items()}
+    for group, commands in {**GROUPS, **packaged}.items():
         for name, summary in commands.items():
             app.command(name, help=summary, rich_help_panel=group)(_placeholder)
     return app

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,34 +15,35 @@ from foredraft.cli.flags import flags
 from foredraft.core.errors import OptionError
 
 if TYPE_CHECKING:
-    from foredraft.scale.answers import Answered, BatchOptions, Numbered
-    from foredraft.scale.batch import BatchFile
+    from foredraft.serve.batch_answers import Answered, BatchOptions, Numbered
+    from foredraft.serve.batch_file import BatchFile
+
+    Answers = Callable[[Iterable[Numbered]], Iterator[Answered]]
 
 _NAME = "Name of the model in the requests; default: the last part of --model."
 _SEED = "Requests without a seed derive theirs from this one."
 _LIMIT = "Longest output of a chat without max_tokens."
-_RAY = "Spread the requests over processes; needs pip install 'foredraft[scale]'."
-_ACTORS = "With --ray: processes, each with a model; default: one per GPU."
-_ADDRESS = "With --ray: Ray cluster, or auto; default: start Ray on this machine."
+SOURCE = Annotated[Path, typer.Argument(metavar="IN", help="Requests, one JSON object a line.")]
+OUT = Annotated[Path, typer.Argument(metavar="OUT", help="Answers, in the same order.")]
+NAME = Annotated[str | None, typer.Option(metavar="TEXT", help=_NAME)]
+SEED = Annotated[int, typer.Option(metavar="INT", help=_SEED)]
+LIMIT = Annotated[int, typer.Option(metavar="INT", help=_LIMIT)]
 _LOADED = ("dtype", "weights", "kv_cache_dtype")
 """Options of the model that change its answers."""
 EXAMPLES = (
     "foredraft batch requests.jsonl answers.jsonl -m PATH -d eagle3:HEAD",
-    "foredraft batch requests.jsonl answers.jsonl -m PATH --ray --actors 8",
+    "foredraft batch requests.jsonl answers.jsonl --default-max-tokens 256",
 )
 
 
 @flags(choice=ASKED_MODEL)
 def command(
-    source: Annotated[Path, typer.Argument(metavar="IN", help="Requests, one JSON object a line.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Answers, in the same order.")],
+    source: SOURCE,
+    out: OUT,
     *,
-    name: Annotated[str | None, typer.Option(metavar="TEXT", help=_NAME)] = None,
-    seed: Annotated[int, typer.Option(metavar="INT", help=_SEED)] = 0,
-    default_max_tokens: Annotated[int, typer.Option(metavar="INT", help=_LIMIT)] = 1024,
-    ray: Annotated[bool, typer.Option("--ray", metavar="", help=_RAY)] = False,
-    actors: Annotated[int, typer.Option(metavar="INT", help=_ACTORS, show_default=False)] = 0,
-    address: Annotated[str | None, typer.Option(metavar="TEXT", help=_ADDRESS)] = None,
+    name: NAME = None,
+    seed: SEED = 0,
+    default_max_tokens: LIMIT = 1024,
     choice: ModelChoice,
 ) -> None:
     """Answer a file of requests in OpenAI's batch format.
@@ -52,52 +53,55 @@ def command(
     that asks for another model than --name is refused before any is answered. Needs pip install 'foredraft[serve]'.
     """
     with starting(), needing("Batches need", "serve"):
-        from foredraft.scale.answers import BatchAnswers, BatchOptions
-        from foredraft.scale.batch import BatchFile
+        from foredraft.serve.batch_answers import BatchAnswers
     if default_max_tokens < 1:
         raise OptionError("--default-max-tokens must be 1 or more.")
-    if actors < 0:
-        raise OptionError("--actors must be 1 or more.")
-    if not ray and (actors or address is not None):
-        raise OptionError("--actors and --address need --ray.")
-    from foredraft.files.outputs import continued_file
-
-    called = name or choice.name
-    loaded = {each: value for each in _LOADED if (value := getattr(choice, each)) is not None}
-    run = {"model": called, "seed": seed, "default_max_tokens": default_max_tokens, **loaded}
     if os.environ.get("RANK", "0") != "0":
         choice.load()  # it works for the first process, and ends with it
         return
+
+    @contextmanager
+    def alone(options: "BatchOptions") -> "Iterator[Answers]":
+        with choice.load() as generator, loaded_uncollected():
+            yield BatchAnswers(generator, options).of
+
+    answer_file(source, out, name or choice.name, choice, seed, default_max_tokens, answers_by=alone)
+
+
+def answer_file(
+    source: Path,
+    out: Path,
+    name: str,
+    choice: ModelChoice,
+    seed: int,
+    default_max_tokens: int,
+    *,
+    answers_by: "Callable[[BatchOptions], AbstractContextManager[Answers]]",
+) -> None:
+    """Answer the requests of a file, or those that are left of an interrupted run.
+
+    Args:
+        answers_by: loads what answers requests, in their order.
+
+    Raises:
+        OptionError: a file cannot be read or written, or is of another run.
+    """
+    from foredraft.files.outputs import continued_file
+    from foredraft.serve.batch_answers import BatchOptions
+    from foredraft.serve.batch_file import BatchFile
+
+    loaded = {each: value for each in _LOADED if (value := getattr(choice, each)) is not None}
+    run = {"model": name, "seed": seed, "default_max_tokens": default_max_tokens, **loaded}
     with ExitStack() as stack:
         stack.enter_context(continued_file(out))
         file = BatchFile(source, out, run)
-        file.check_model(called)
-        generator = None if ray else stack.enter_context(choice.load())
-        options = BatchOptions(called, file.created, seed, default_max_tokens, run)
-        if generator is not None:
-            stack.enter_context(loaded_uncollected())
-            answers = BatchAnswers(generator, options).of
-        else:
-            answers = stack.enter_context(_actors(choice, options, actors, address))
-        _write(file, answers, out)
+        file.check_model(name)
+        options = BatchOptions(name, file.created, seed, default_max_tokens, run)
+        _write(file, stack.enter_context(answers_by(options)), out)
     errors().print(f"{file.answered} answers, {file.failed} of them errors, in {out}.", soft_wrap=True, markup=False)
 
 
-@contextmanager
-def _actors(
-    choice: ModelChoice, options: "BatchOptions", actors: int, address: str | None
-) -> "Iterator[Callable[[Iterable[Numbered]], Iterator[Answered]]]":
-    """Answers by actors of a Ray cluster, to which the process is connected meanwhile."""
-    with needing("Actors need", "scale"):
-        from foredraft.scale.actors import actor_count, by_actors
-        from foredraft.scale.cluster import connected
-    if choice.tensor_parallel > 1:
-        raise OptionError("An actor runs in one process: leave out --tensor-parallel or --ray.")
-    with connected(address, actors):
-        yield by_actors(choice.load, options, actor_count(actors))
-
-
-def _write(file: "BatchFile", answers: "Callable[[Iterator[Numbered]], Iterable[Answered]]", out: Path) -> None:
+def _write(file: "BatchFile", answers: "Answers", out: Path) -> None:
     """Write the answers, with a bar on a terminal."""
 
     def kept() -> str:

@@ -11,7 +11,7 @@ from foredraft.cli.console import output, starting
 from foredraft.core.errors import OptionError
 
 if TYPE_CHECKING:
-    from foredraft.scale.capacity import Capacity
+    from foredraft.bench.capacity import Capacity
 
 _MODEL = "Target: folder, hub name or GGUF file; its weights are not read."
 _DRAFTER = "none, prompt_lookup, max_gram, eagle1, eagle2, eagle3 or draft_model:CONFIG."
@@ -44,8 +44,8 @@ def command(
     long as --context.
     """
     with starting():
+        from foredraft.bench.capacity import Load, deployments, drafter_sizes
         from foredraft.model.loading.sizes import model_sizes
-        from foredraft.scale.capacity import Load, deployments, drafter_sizes
 
     if memory <= 0 or (bandwidth is not None and bandwidth <= 0):
         raise OptionError("--memory and --bandwidth must be above 0.")

@@ -2,7 +2,7 @@
 
 import importlib
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 import yaml
@@ -76,3 +76,11 @@ def _as_typed(name: str, value: Any, option: Any) -> str | bool:
     if option.is_flag != isinstance(value, bool):
         raise OptionError(f"{name} {'must be' if option.is_flag else 'takes a value, not'} true or false.")
     return value if option.is_flag else str(value)
+
+
+_CONFIG = "YAML or TOML file with options, such as max-queue: 100; those of the command line go first."
+CONFIG = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help=_CONFIG, is_eager=True, expose_value=False, callback=defaults_from_file),
+]
+"""The option of a command whose other options may be in a file."""

@@ -5,39 +5,25 @@ import logging
 import os
 import signal
 from dataclasses import replace
-from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from foredraft.cli.choices import ASKED_MODEL, ModelChoice, loaded_uncollected
-from foredraft.cli.config import defaults_from_file
+from foredraft.cli.config import CONFIG
 from foredraft.cli.console import starting
 from foredraft.cli.exit_status import needing
 from foredraft.cli.flags import FlagGroup, flags
-from foredraft.cli.replicas import serve_replicas
-from foredraft.scale.options import ScaleOptions
 from foredraft.serve.options import ServeOptions, free_port
 
-_REPLICAS = "Replicas behind one endpoint; above 1 needs pip install 'foredraft[scale]'."
-_ADDRESS = "Ray cluster that runs the replicas, or auto; default: start Ray on this machine."
-_CONFIG = "YAML or TOML file with options, such as max-queue: 100; those of the command line go first."
 EXAMPLES = (
     "foredraft serve --model PATH --drafter eagle3:HEAD --served-model-name NAME",
     "foredraft serve --config serve.yaml --port 8001",
-    "foredraft serve --host 0.0.0.0 --replicas 4",
+    "foredraft serve --host 0.0.0.0 --api-key KEY",
 )
 
 
 @flags(choice=ASKED_MODEL, server=FlagGroup(ServeOptions, "Server"))
 def command(
     *,
-    replicas: Annotated[int, typer.Option(metavar="INT", help=_REPLICAS)] = 1,
-    address: Annotated[str | None, typer.Option(metavar="TEXT", help=_ADDRESS)] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help=_CONFIG, is_eager=True, expose_value=False, callback=defaults_from_file),
-    ] = None,
+    config: CONFIG = None,
     choice: ModelChoice,
     server: ServeOptions,
 ) -> None:
@@ -46,10 +32,11 @@ def command(
     Ctrl-C and SIGTERM drain the server: it ends accepted requests and refuses new ones. Needs
     pip install 'foredraft[serve]'.
     """
-    scale = ScaleOptions(replicas=replicas, address=address)
-    if replicas > 1 or address is not None:
-        serve_replicas(choice, server, scale)
-        return
+    run_server(choice, server)
+
+
+def run_server(choice: ModelChoice, server: ServeOptions) -> None:
+    """Serve until a signal."""
     with starting(), needing("The server needs", "serve"):
         from foredraft.serve.logs import log_to_stderr
         from foredraft.serve.server import Server

@@ -11,12 +11,12 @@ import pytest
 
 from processes import environment
 
-pytest.importorskip("ray")
+EXTRA = Path(__file__).resolve().parents[1]
 
 
-def started(source: Path, out: Path, *options: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "foredraft", "batch", str(source), str(out), "-d", "prompt_lookup", *options]
-    return subprocess.Popen(command, env=environment(), stderr=subprocess.DEVNULL)
+def started(command: str, source: Path, out: Path, *options: str) -> subprocess.Popen[bytes]:
+    words = [sys.executable, "-m", "foredraft", command, str(source), str(out), "-d", "prompt_lookup", *options]
+    return subprocess.Popen(words, env=environment(EXTRA), stderr=subprocess.DEVNULL)
 
 
 def wait_for_more(process: subprocess.Popen[bytes], out: Path, size: int) -> None:
@@ -33,15 +33,15 @@ def test_a_batch_by_actors_is_that_of_one_process_though_it_and_an_actor_are_kil
             body = {"prompt": f"Count to {number}.", "max_tokens": 6, "temperature": number % 2}
             request = {"custom_id": f"r{number}", "method": "POST", "url": "/v1/completions", "body": body}
             file.write(json.dumps(request) + "\n")
-    assert started(source, whole).wait() == 0
+    assert started("batch", source, whole).wait() == 0
 
-    first = started(source, out, "--ray", "--actors", "2")
+    first = started("actors", source, out, "--actors", "2")
     wait_for_more(first, out, 0)
     first.kill()
     first.wait()
     assert 0 < out.read_bytes().count(b"\n") < 400
 
-    second = started(source, out, "--ray", "--actors", "2")
+    second = started("actors", source, out, "--actors", "2")
     wait_for_more(second, out, out.stat().st_size)
     actors = [each for each in psutil.Process(second.pid).children(recursive=True) if "MapWorker" in each.name()]
     assert len(actors) == 2, [each.name() for each in actors]

@@ -13,9 +13,9 @@ from prometheus_client.parser import text_string_to_metric_families
 import tiny
 from foredraft.engine.generator import Generator
 from foredraft.model.hf.causal_lm import CausalLM
-from foredraft.scale.gateway import Gateway, Message, ReplicaLost
 from foredraft.serve.inprocess import AsgiRequest, InProcess
 from foredraft.serve.options import ServeOptions
+from foredraft_scale.gateway import Gateway, Message, ReplicaLost
 
 PROMPT = {"prompt": list(range(1, 20)), "max_tokens": 12, "temperature": 0}
 
@@ -116,7 +116,7 @@ def test_a_request_that_kills_every_replica_is_refused(monkeypatch: pytest.Monke
         yield {}
 
     monkeypatch.setattr(Pair, "answer", answer)
-    monkeypatch.setattr("foredraft.scale.gateway._PAUSES", (0.0, 0.0, 0.0))
+    monkeypatch.setattr("foredraft_scale.gateway._PAUSES", (0.0, 0.0, 0.0))
     refused, asked = posted(PROMPT)
     assert refused.status_code == 503 and len(asked) == 3
     assert refused.json()["error"]["code"] == 503 and refused.headers["retry-after"] == "1"

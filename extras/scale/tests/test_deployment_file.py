@@ -1,21 +1,20 @@
-"""The file of ``foredraft scale`` and the commands that start replicas, as far as they go without ray."""
+"""The file of ``foredraft scale``, and the commands as far as they go without a cluster."""
 
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from foredraft.cli import main
+from foredraft.cli import PACKAGED, build, main
 from foredraft.cli.choices import ModelChoice
 from foredraft.cli.config import read_config
 from foredraft.core.errors import OptionError
-from foredraft.scale.options import ScaleOptions, deployment
 from foredraft.serve.options import ServeOptions
+from foredraft_scale.options import ScaleOptions, deployment
 
 KINDS = {"model": ModelChoice, "server": ServeOptions, "scale": ScaleOptions}
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "scaling.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "scaling.md"
 
 
 def read(folder: Path, text: str) -> dict[str, Any]:
@@ -62,24 +61,26 @@ def test_a_wrong_file_gives_one_sentence(text: str, sentence: str, tmp_path: Pat
         read(tmp_path, text)
 
 
+@pytest.mark.parametrize("name", PACKAGED["foredraft-scale"])
+def test_the_list_says_what_the_command_says(name: str, capsys: pytest.CaptureFixture[str]):
+    built = build(name)
+    assert built.help.splitlines()[0] == PACKAGED["foredraft-scale"][name]
+    assert [each.name for each in built.params if not each.help] == []
+    assert main([name, "--help"]) == 0 and f"foredraft {name}" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("command", "sentence"),
     [
         (["scale", "missing.yaml"], "Cannot read missing.yaml"),
-        (["serve", "--replicas", "0"], "replicas must be 1 or more"),
-        (["serve", "--replicas", "2"], "pip install 'foredraft[scale]'"),
-        (["serve", "--address", "auto"], "pip install 'foredraft[scale]'"),
-        (["batch", __file__, "out", "--ray"], "pip install 'foredraft[scale]'"),
-        (["batch", __file__, "out", "--actors", "2"], "--actors and --address need --ray."),
-        (["batch", __file__, "out", "--ray", "--actors", "-1"], "--actors must be 1 or more."),
+        (["replicas", "--replicas", "0"], "replicas must be 1 or more"),
+        (["replicas", "--tensor-parallel", "2"], "A replica runs in one process: leave out --tensor-parallel"),
+        (["actors", __file__, "out", "--actors", "-1"], "--actors must be 1 or more."),
+        (["actors", __file__, "out", "--default-max-tokens", "0"], "--default-max-tokens must be 1 or more."),
+        (["actors", __file__, "out", "--tensor-parallel", "2"], "An actor runs in one process"),
     ],
 )
-def test_the_commands_refuse_in_one_sentence(
-    command: list[str], sentence: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    monkeypatch.setitem(sys.modules, "ray", None)
-    for name in ("foredraft.scale.actors", "foredraft.scale.cluster", "foredraft.scale.replicas"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
+def test_the_commands_refuse_in_one_sentence(command: list[str], sentence: str, capsys: pytest.CaptureFixture[str]):
     assert main(command) == 2
     found = capsys.readouterr().err
     assert sentence in " ".join(found.split()) and found.count("\n") == 1

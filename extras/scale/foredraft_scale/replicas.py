@@ -15,13 +15,13 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, R
 
 from foredraft.core.errors import ModelError
 from foredraft.engine.generator import Generator
-from foredraft.scale.affinity import Affinity
-from foredraft.scale.cluster import has_gpus
-from foredraft.scale.gateway import Gateway, Message, ReplicaLost
-from foredraft.scale.options import ScaleOptions
 from foredraft.serve.inprocess import AsgiRequest, InProcess
 from foredraft.serve.logs import log_to_stderr
 from foredraft.serve.options import ServeOptions
+from foredraft_scale.affinity import Affinity
+from foredraft_scale.cluster import has_gpus
+from foredraft_scale.gateway import Gateway, Message, ReplicaLost
+from foredraft_scale.options import ScaleOptions
 
 APP = "foredraft"
 _LOST = (RayActorError, TaskCancelledError, DeploymentUnavailableError)

@@ -19,7 +19,8 @@ import pytest
 
 from processes import environment
 
-pytest.importorskip("ray")
+EXTRA = Path(__file__).resolve().parents[1]
+
 pytestmark = pytest.mark.slow
 SCALE = [sys.executable, "-m", "foredraft", "scale"]
 FILE = """
@@ -47,7 +48,9 @@ def deployment() -> Iterator[Deployment]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "deploy.yaml"
         file.write_text(FILE % ("none", 0, "false"))
-        with subprocess.Popen([*SCALE, str(file)], env=environment(), stderr=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(
+            [*SCALE, str(file)], env=environment(EXTRA), stderr=subprocess.PIPE, text=True
+        ) as process:
             try:
                 assert process.stderr is not None
                 said: list[str] = []
@@ -141,7 +144,7 @@ def test_an_update_under_load_drops_no_request_and_affinity_finds_the_cache(depl
 
     async def update() -> None:
         process = await asyncio.create_subprocess_exec(
-            *SCALE, str(deployment.file), "--address", "auto", env=environment(), stderr=asyncio.subprocess.PIPE
+            *SCALE, str(deployment.file), "--address", "auto", env=environment(EXTRA), stderr=asyncio.subprocess.PIPE
         )
 
         def numbers() -> Iterator[int]:

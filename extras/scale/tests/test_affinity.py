@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from foredraft.scale import affinity
-from foredraft.scale.affinity import Affinity, prompt_blocks
+from foredraft_scale import affinity
+from foredraft_scale.affinity import Affinity, prompt_blocks
 
 
 def chat(*texts: str, **options: Any) -> bytes:

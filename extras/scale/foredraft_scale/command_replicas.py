@@ -1,28 +1,56 @@
-"""Replicas of the server, from the command line."""
+"""``foredraft replicas``."""
 
 import signal
 from dataclasses import replace
 from functools import partial
 from threading import Event
+from typing import Annotated
 
-from foredraft.cli.choices import ModelChoice
+import typer
+
+from foredraft.cli.choices import ASKED_MODEL, ModelChoice
+from foredraft.cli.config import CONFIG
 from foredraft.cli.console import busy, errors, starting
-from foredraft.cli.exit_status import needing
+from foredraft.cli.flags import FlagGroup, flags
 from foredraft.core.errors import OptionError
-from foredraft.scale.options import ScaleOptions
 from foredraft.serve.options import ServeOptions, free_port
+from foredraft_scale.options import ScaleOptions
+
+_REPLICAS = "Replicas behind one endpoint."
+_ADDRESS = "Ray cluster that runs the replicas, or auto; default: start Ray on this machine."
+EXAMPLES = (
+    "foredraft replicas --replicas 4 --host 0.0.0.0",
+    "foredraft replicas --config serve.yaml --address auto",
+)
+
+
+@flags(choice=ASKED_MODEL, server=FlagGroup(ServeOptions, "Server"))
+def command(
+    *,
+    replicas: Annotated[int, typer.Option(metavar="INT", help=_REPLICAS)] = 2,
+    address: Annotated[str | None, typer.Option(metavar="TEXT", help=_ADDRESS)] = None,
+    config: CONFIG = None,
+    choice: ModelChoice,
+    server: ServeOptions,
+) -> None:
+    """Serve a model by several replicas.
+
+    The options are those of foredraft serve. Without an address, the replicas run on this machine until Ctrl-C. With an
+    address, the command exits when they are up.
+    """
+    serve_replicas(choice, server, ScaleOptions(replicas=replicas, address=address))
 
 
 def serve_replicas(choice: ModelChoice, server: ServeOptions, scale: ScaleOptions) -> None:
     """Deploy replicas to a cluster; without an address start one here, and stop it after Ctrl-C or SIGTERM.
 
     Raises:
-        OptionError: a package is missing, or an option has no meaning here.
+        OptionError: an option has no meaning here.
         ModelError: the replicas do not start.
     """
-    with starting(), needing("Replicas need", "scale"):
-        from foredraft.scale.cluster import connected
-        from foredraft.scale.replicas import deploy, stop
+    with starting():
+        from foredraft_scale.cluster import connected
+        from foredraft_scale.replicas import deploy, stop
     if choice.tensor_parallel > 1:
         raise OptionError("A replica runs in one process: leave out --tensor-parallel or the replicas.")
     local = scale.address is None

@@ -9,7 +9,7 @@ from typing import Any
 
 from foredraft.core.errors import OptionError, shown
 from foredraft.files.outputs import may_cut
-from foredraft.scale.answers import Answered, Numbered, begin_of_line, parsed
+from foredraft.serve.batch_answers import Answered, Numbered, begin_of_line, parsed
 from foredraft.serve.errors import ApiError
 
 Report = Callable[[int, int], object]

@@ -6,13 +6,13 @@ from collections.abc import AsyncGenerator, Mapping, Sequence as Seq
 from contextlib import aclosing
 from typing import Any, Protocol
 
-from foredraft.scale.affinity import prompt_blocks
 from foredraft.serve.bodies import Bodies
 from foredraft.serve.errors import ApiError
 from foredraft.serve.inprocess import AsgiRequest
 from foredraft.serve.metrics import merged
 from foredraft.serve.middleware import Headers, Message, Receive, Send, readable
 from foredraft.serve.options import ServeOptions
+from foredraft_scale.affinity import prompt_blocks
 
 _PAUSES = (0.0, 0.1, 0.5, 2.0, 5.0)
 """Seconds before a request whose replica died is repeated."""

@@ -17,8 +17,8 @@ from foredraft.cli import main
 from foredraft.core.errors import OptionError
 from foredraft.engine.generator import Generator
 from foredraft.files.outputs import locked
-from foredraft.scale.answers import BatchAnswers, BatchOptions
-from foredraft.scale.batch import BatchFile, Report
+from foredraft.serve.batch_answers import BatchAnswers, BatchOptions
+from foredraft.serve.batch_file import BatchFile, Report
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ from transformers import LlamaConfig
 import foredraft
 import gguf_files
 import tiny
+from foredraft.bench.capacity import HEADROOM, Load, capacity, deployments, drafter_sizes
 from foredraft.cli import main
 from foredraft.core.errors import ModelError, OptionError
 from foredraft.heads.formats import inspect_head
@@ -21,7 +22,6 @@ from foredraft.model.gguf.file import GgufFile
 from foredraft.model.loading.bundled import resolve
 from foredraft.model.loading.sizes import ModelSizes, model_sizes
 from foredraft.model.memory import stored_bytes
-from foredraft.scale.capacity import HEADROOM, Load, capacity, deployments, drafter_sizes
 
 GB = 10**9
 

@@ -10,7 +10,7 @@ from ray.data import ActorPoolStrategy, DataContext
 
 from foredraft.core.errors import OptionError
 from foredraft.engine.generator import Generator
-from foredraft.scale.answers import Answered, BatchAnswers, BatchOptions, Numbered
+from foredraft.serve.batch_answers import Answered, BatchAnswers, BatchOptions, Numbered
 
 _PART = 64
 """Requests that an actor takes at a time: a few times its rows, and little to repeat if it dies."""

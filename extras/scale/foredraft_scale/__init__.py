@@ -1,0 +1,1 @@
+"""Replicas of the server and actors of offline batches, on Ray."""

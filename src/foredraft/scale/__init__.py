@@ -1,1 +1,0 @@
-"""Beyond one device and one request: capacity plans, offline batches."""
