@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from reading import interval, markdown_table, per_forward, quartiles, with_interval
+from kit.reading import interval, markdown_table, per_forward, quartiles, with_interval
 
 PLAIN, DEFAULT, BEST = "plain", "default", "best"
 KINDS = {

@@ -52,9 +52,9 @@ from edits import EDITS
 from engine_arms import Arm, arms_of, missing
 from engine_tables import PLAIN, by_kind, chosen, drafted, engine_of, idle, ours, place, tables, users
 from jaxtyping import Float
-from origin import provenance
+from kit.origin import provenance
+from kit.reading import read
 from peers import llama_cpp
-from reading import read
 from torch import Tensor
 from write_gguf import SHAPES, write_random
 

@@ -1,15 +1,19 @@
 """The pages agree with the code: figures come from files, links lead somewhere, examples run."""
 
 import html
-import importlib.util
+import importlib
 import itertools
 import re
 import shlex
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+from benchmarks import reproduce
+from benchmarks.experiments import chains, gpu, identity, policy, retrieval
+from benchmarks.kit import catalog, claims
+from benchmarks.kit.experiment import FIGURES
+from benchmarks.pages import summary, terminal, tour
 from foredraft.cli import build
 from foredraft.drafters import METHODS
 
@@ -17,28 +21,21 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "src").rglob("*.md")])
 
 
-def benchmark(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "benchmarks")  # scripts import each other by name
-        spec.loader.exec_module(module)
-    return module
+MODULES = [path.relative_to(ROOT) for path in sorted(ROOT.glob("benchmarks/**/*.py")) if path.parent.name != "peers"]
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py")))
-def test_every_benchmark_can_be_imported(name: str):
-    benchmark(name)
+@pytest.mark.parametrize("path", MODULES, ids=str)
+def test_every_benchmark_can_be_imported(path: Path):
+    importlib.import_module(".".join(path.with_suffix("").parts))
 
 
 def test_figures_and_tables_are_made_from_files_not_by_hand():
-    for path, text in benchmark("summary").pages().items():
-        assert path.read_text("utf-8") == text, f"{path.name} is stale: python benchmarks/summary.py --write"
+    for path, text in summary.pages().items():
+        assert path.read_text("utf-8") == text, f"{path.name} is stale: python -m benchmarks.pages.summary --write"
 
 
 def test_markers_may_stand_within_a_line():
-    filled = benchmark("summary").filled
+    filled = summary.filled
     page = "A <!-- gain -->?<!-- /gain --> b.\n\n<!-- table -->\n| old |\n<!-- /table -->\n"
     assert filled(page, {"gain": "1.62", "table": "| new |"}) == page.replace("?", "1.62").replace("old", "new")
     with pytest.raises(SystemExit, match="no markers for other"):
@@ -52,7 +49,7 @@ def test_no_marker_within_a_paragraph_begins_a_line(page: Path):
 
 
 def test_runs_of_one_text_are_one_test_of_the_law():
-    laws = benchmark("gpu_tables")._laws
+    laws = gpu._laws
     run = {"kind": "law", "method": "eagle3", "greedy_passed": True, "sampled_passed": True, "p_value": 0.613}
     assert "in 3 of 3 runs" in laws([run] * 3) and "1 chi-square test of the law (p = 0.61, passed)" in laws([run] * 3)
     failed = {**run, "greedy_passed": False, "sampled_passed": False, "p_value": 0.001}
@@ -61,7 +58,7 @@ def test_runs_of_one_text_are_one_test_of_the_law():
 
 
 def test_the_best_length_of_chains_has_a_column():
-    text = benchmark("chains").sweep_table(benchmark("chains").LARGER)
+    text = chains.sweep_table(chains.LARGER)
     head, _, *rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("|")]
     for row in rows:
         if row[-1].isdigit() and row[-1] != "0" and row[0].endswith("speed-up"):
@@ -70,29 +67,31 @@ def test_the_best_length_of_chains_has_a_column():
 
 
 def test_identity_compares_every_method():
-    assert set(benchmark("identity").SPECS) == set(METHODS) - {"none"}
+    assert set(identity.SPECS) == set(METHODS) - {"none"}
 
 
 def test_tables_of_methods_say_how_old_they_are():
-    tables = benchmark("policy_tables")
-    cells = tables.read()
-    assert "**Older than [shared noise](shared_noise.md)" in tables.of_page(cells, "relay")
-    assert "commit 5051b62f6, 2026-11-23" in tables.of_page(cells, "bandit")
-    assert "with shared noise: eagle3 on sample, T=1" in tables.of_page(cells, "eagle3")
+    assert "**Older than [shared noise](shared_noise.md)" in policy.of_page("relay")
+    assert "commit 5051b62f6, 2026-11-23" in policy.of_page("bandit")
+    assert "with shared noise: eagle3 on sample, T=1" in policy.of_page("eagle3")
+
+
+CLAIMS = {name: claim for each in catalog.every().values() for name, claim in each.claims.items()}
+
+
+def shown(figure: str) -> str:
+    return html.unescape((FIGURES / f"{figure}.svg").read_text("utf-8"))
 
 
 @pytest.mark.parametrize("name", ["engines", "real", "policy", "transformers", "tune"])
 def test_the_pictures_of_the_results_show_the_runs_that_they_claim(name: str):
-    figures = benchmark("result_figures")
-    claim, svg = figures.CLAIMS[name](), html.unescape(figures.path_of(name).read_text("utf-8"))
-    assert figures.description(claim) in svg, f"stale: python benchmarks/result_figures.py {name}"
-    assert set(figures.CLAIMS) == {path.stem.removeprefix("results_") for path in figures.FIGURES.glob("results_*.svg")}
+    stale = f"stale: python -m benchmarks.pages.summary --draw results_{name}"
+    assert claims.description(CLAIMS[name]()) in shown(f"results_{name}"), stale
+    assert CLAIMS.keys() == {path.stem.removeprefix("results_") for path in FIGURES.glob("results_*.svg")}
 
 
 def test_the_picture_of_retrieval_shows_its_runs():
-    tables = benchmark("retrieval_tables")
-    svg = html.unescape(tables.FIGURE.read_text("utf-8"))
-    assert f"<desc>{tables.facts()}</desc>" in svg, "stale: python benchmarks/retrieval.py --plot"
+    assert f"<desc>{retrieval.facts()}</desc>" in shown("triforce"), "stale: ... pages.summary --draw triforce"
 
 
 def test_results_have_no_table_that_is_not_folded_but_that_of_the_default():
@@ -131,36 +130,32 @@ def test_the_guides_have_commands():
 
 
 def test_reproduce_covers_every_results_file():
-    reproduce = benchmark("reproduce")
-    made = {name for part in reproduce.PARTS.values() for name in part.results}
+    made = {name for each in reproduce.every().values() for name in each.files}
     kept = {path.name for path in (ROOT / "benchmarks" / "results").iterdir()}
-    elsewhere = {"ci.jsonl", "support.jsonl", "engines_heads.jsonl"}  # scripts/bench, support.py, docs/guides/export.md
-    on_a_gpu = {"gpu.jsonl", "smollm2_heads.jsonl"}  # benchmarks/gpu.py; the commands that the file names
+    elsewhere = {"ci.jsonl", "support.jsonl", "engines_heads.jsonl"}  # scripts/bench, tools, docs/guides/export.md
+    on_a_gpu = {"gpu.jsonl", "smollm2_heads.jsonl"}  # python -m benchmarks gpu; the commands that the file names
     on_a_xeon = {"batches_xeon.jsonl", "engines_xeon.jsonl", "hybrid_xeon.jsonl", "hybrid_xeon_repeats.json"}
     assert kept - made == elsewhere | on_a_gpu | on_a_xeon
     assert made <= kept
 
 
 def test_the_terminal_shows_the_command_that_made_it():
-    command = shlex.join(["foredraft", *benchmark("pictures").COMMAND])
-    svg = html.unescape((ROOT / "docs" / "figures" / "terminal.svg").read_text("utf-8"))
-    assert f"<desc>A real run of: {command}\n" in svg, "stale: python benchmarks/pictures.py terminal"
+    command, svg = shlex.join(["foredraft", *terminal.COMMAND]), shown("terminal")
+    assert f"<desc>A real run of: {command}\n" in svg, "stale: python -m benchmarks.pages.summary --draw terminal"
     assert all(line in svg.replace("\xa0", " ") for line in command.splitlines())
 
 
 def test_a_picture_of_a_terminal_has_what_is_left_on_it():
-    last_lines = benchmark("pictures").last_lines
-    assert last_lines("$\nfirst\n\r\x1b[2K\x1b[1A\x1b[2K\x1b[1msecond\x1b[0m\n\x1b[?25h\n") == [
+    assert terminal.last_lines("$\nfirst\n\r\x1b[2K\x1b[1A\x1b[2K\x1b[1msecond\x1b[0m\n\x1b[?25h\n") == [
         "$",
         "\x1b[1msecond\x1b[0m",
     ]
 
 
 def test_the_tour_is_the_way_of_a_request():
-    tour = benchmark("tour")
-    assert tour.missed(tour.traced()) == [], "change STOPS of benchmarks/tour.py"
+    assert tour.missed(tour.traced()) == [], "change STOPS of benchmarks/pages/tour.py"
     assert len({stop.file for stop in tour.STOPS}) == len(tour.STOPS) <= 15
-    assert tour.FIGURE.read_text("utf-8") == tour.figure(), "stale: python benchmarks/tour.py"
+    assert (FIGURES / "tour.svg").read_text("utf-8") == tour.figure(), "stale: ... pages.summary --draw tour"
 
 
 def test_the_readme_is_short():

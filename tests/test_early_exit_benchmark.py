@@ -1,25 +1,19 @@
-"""benchmarks/early_exit.py on a few tokens: chains of both models and without layers, quality, going on, the table."""
+"""benchmarks/experiments/early_exit.py on a few tokens: chains, quality, going on, the table."""
 
 import json
 import math
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 import foredraft
+from benchmarks.experiments import early_exit
+from benchmarks.kit.reading import read
 from foredraft.drafters.layer_skip.config import SkipConfig, write_skip_config
 from foredraft.model.loading.bundled import resolve
 
 FOUND = {"tokens_a_step": 1.5, "length": 1, "cost": 0.7, "speed_by_weights": 0.88, "tokens": 90}
-
-
-@pytest.fixture
-def tool(script: Callable[[str], ModuleType]) -> ModuleType:
-    return script("early_exit")
 
 
 @pytest.fixture
@@ -45,11 +39,10 @@ def words(tmp_path: Path) -> list[str]:
     return [*map(str, found), "--temperatures", "0", "--device", "cpu", "--out", str(tmp_path / "out.jsonl")]
 
 
-def test_a_model_beside_itself(tool: ModuleType, words: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setattr(sys, "argv", ["early_exit.py", *words])
-    tool.main()
+def test_a_model_beside_itself(words: list[str], tmp_path: Path):
+    early_exit.EXPERIMENT.run(words)
     out = tmp_path / "out.jsonl"
-    kinds: dict[str, list[dict[str, Any]]] = tool.read(out)
+    kinds: dict[str, list[dict[str, Any]]] = read(out)
     original, whole, trained, _, skipping = kinds["arm"]
     assert [arm["model"] for arm in kinds["arm"]] == ["original", "original", "trained", "trained", "layer_skip"]
     assert original["tasks"] == trained["tasks"] and all(arm["same"] == 2 for arm in kinds["arm"])
@@ -62,22 +55,17 @@ def test_a_model_beside_itself(tool: ModuleType, words: list[str], monkeypatch: 
     with foredraft.load("sample", "none", dtype="float32") as plain:
         scores = plain.score([5, 9, 2, 7, 7])[3:]
     assert held["loss_original"] == [pytest.approx(-sum(each.logprob for each in scores), abs=1e-3)]
-    text, before = tool.table(out), out.read_text()
+    text, before = early_exit.table(out), out.read_text()
     assert f"| {math.exp(held['loss_original'][0] / 2):.2f} (" in text and "| 1.000 |" in text
     assert text.count("| 3 of 8 |") == 2 and "before and after `train early_exit`" in text
     assert "| 6 attentions and 5 MLPs of 8 layers |" in text and "0.02M tokens in 3 seconds" in text
     assert "that `foredraft skip` found: 1.50 tokens per step" in text and "so 0.88 of plain" in text
-    tool.main()
+    early_exit.EXPERIMENT.run(words)
     assert out.read_text() == before, "what is there is not made again"
 
 
-def test_chains_run_on_the_native_engine(
-    tool: ModuleType, words: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
-    monkeypatch.setattr(
-        sys, "argv", ["early_exit.py", *words, "--weights", "int8", "--parts", "original", "layer_skip"]
-    )
-    tool.main()
-    kinds = tool.read(tmp_path / "out.jsonl")
+def test_chains_run_on_the_native_engine(words: list[str], tmp_path: Path):
+    early_exit.EXPERIMENT.run([*words, "--weights", "int8", "--parts", "original", "layer_skip"])
+    kinds = read(tmp_path / "out.jsonl")
     assert [arm["same"] for arm in kinds["arm"]] == [2, 2, 2] and kinds["provenance"][0]["weights"] == "int8"
-    assert "int8 on" in tool.table(tmp_path / "out.jsonl")
+    assert "int8 on" in early_exit.table(tmp_path / "out.jsonl")

@@ -25,7 +25,7 @@ def test_two_engines_in_turns(
     words += ["--tokens", "6", "--prompts", "1", "--scored", "40", "--only", "* float32 plain @1"]
     monkeypatch.setattr(sys, "argv", words)
     script("engines").main()
-    lines = script("reading").read(out)
+    lines = script("kit.reading").read(out)
     runs = {(run["arm"], run["task"]): run for run in lines["run"]}
     assert len(runs) == len(lines["run"]) == 12
     for task in ("edit", "code"):
@@ -41,7 +41,7 @@ def test_two_engines_in_turns(
     words += ["transformers float32 *", "*float32 default @1", "--few", "* default @1", "--prompts", "2"]
     monkeypatch.setattr(sys, "argv", [*words, "--assistant", str(MODEL)])
     script("engines").main()
-    lines = script("reading").read(out)
+    lines = script("kit.reading").read(out)
     added = {(run["arm"], run["task"], run["prompt"]): run for run in lines["run"][12:]}
     assert [key for key in added if "default" in key[0]] == [("foredraft float32 default", t, 0) for t in TASKS]
     again = [(arm, task, number) for arm, task, number in added if arm == "transformers float32 plain"]
@@ -132,7 +132,7 @@ def test_a_shape_with_random_weights(
     words += ["--shape", "tiny", "--tokens", "6", "--prompts", "1", "--only", "foredraft * plain @1"]
     monkeypatch.setattr(sys, "argv", words)
     script("engines").main()
-    lines = script("reading").read(out)
+    lines = script("kit.reading").read(out)
     assert {run["arm"] for run in lines["run"]} == {"foredraft tiny-Q4_0 plain"} and "quality" not in lines
     assert lines["provenance"][0]["gguf"] == ["random.tiny-Q4_0.gguf"]
     assert len({tuple(run["output"]) for run in lines["run"]}) > 1

@@ -1,32 +1,25 @@
-"""benchmarks/gpu.py at tiny size on a CPU: every part makes its records, and one that fails stops nothing."""
+"""benchmarks/experiments/gpu.py at tiny size on a CPU: every part has records, one that fails stops nothing."""
 
-import io
 import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from benchmarks.experiments import gpu
 from foredraft.bench.check import Difference, IdentityCheck, SampledCheck
 from processes import environment
 
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+ROOT = Path(__file__).parent.parent
 
 
-@pytest.fixture
-def gpu(script: Callable[[str], ModuleType]) -> Any:
-    return script("gpu")
-
-
-def test_a_part_that_fails_or_takes_too_long_is_recorded_and_the_next_one_begins(
-    gpu: Any, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_part_that_fails_or_takes_too_long_is_recorded_and_the_next_one_begins(monkeypatch: pytest.MonkeyPatch):
     def fails(bench: Any) -> Iterator[dict[str, Any]]:
         yield {"kind": "good", "number": 1}
         raise ValueError("broken")
@@ -39,15 +32,13 @@ def test_a_part_that_fails_or_takes_too_long_is_recorded_and_the_next_one_begins
         yield {"kind": "good", "number": 3}
 
     monkeypatch.setattr(gpu, "PARTS", {"fails": (fails, 1.0), "sleeps": (sleeps, 1.0), "works": (works, 1.0)})
-    out = io.StringIO()
-    gpu.run(SimpleNamespace(free=lambda: None), ["fails", "sleeps", "works"], 3.0, out)
-    lines = [json.loads(line) for line in out.getvalue().splitlines()]
+    lines = list(gpu.run(SimpleNamespace(free=lambda: None), ["fails", "sleeps", "works"], 3.0))
     found = [line.get("number", line.get("error", "")[:12]) for line in lines]
     assert found == [1, "ValueError: ", 2, "TimeoutError", 3]
     assert [line["part"] for line in lines] == ["fails", "fails", "sleeps", "sleeps", "works"]
 
 
-def test_a_greedy_difference_is_recorded(gpu: Any, monkeypatch: pytest.MonkeyPatch):
+def test_a_greedy_difference_is_recorded(monkeypatch: pytest.MonkeyPatch):
     found = IdentityCheck(outputs=3, tokens=60, differences=(Difference(1, 7, 0.5, False),), exact=False)
     passed = SampledCheck(tokens=200, accepted=80, contexts=2, p_value=0.5, shift=0.1)
     monkeypatch.setattr(gpu, "check_identity", lambda *args: found)
@@ -59,10 +50,12 @@ def test_a_greedy_difference_is_recorded(gpu: Any, monkeypatch: pytest.MonkeyPat
 
 
 def run_script(folder: Path, *options: str, **variables: str) -> list[dict[str, Any]]:
-    command = [sys.executable, str(BENCHMARKS / "gpu.py"), "--out", str(folder), "--device", "cpu", "--tiny", *options]
-    done = subprocess.run(command, env=environment() | variables, capture_output=True, text=True, timeout=550)
+    out = folder / "gpu.jsonl"
+    words = ["--out", str(out), "--device", "cpu", "--tiny", *options]
+    command = [sys.executable, "-m", "benchmarks", "gpu", *words]
+    done = subprocess.run(command, cwd=ROOT, env=environment() | variables, capture_output=True, text=True, timeout=550)
     assert done.returncode == 0, done.stderr[-3000:]
-    return [json.loads(line) for line in (folder / "gpu.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in out.read_text().splitlines()]
 
 
 @pytest.mark.slow

@@ -1,20 +1,13 @@
-"""benchmarks/heads_summary.py: GLIDE's heads beside EAGLE's."""
+"""benchmarks/experiments/ablation.py: GLIDE's heads beside EAGLE's."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-import pytest
+from benchmarks.experiments import ablation
 
 ORIGIN = {"kind": "provenance", "commit": "0" * 40, "device": "a processor", "threads": 1, "torch": "2"}
 ORIGIN |= {"transformers": "5", "date": "2026-01-01", "passes": 3, "new_tokens": 64}
-
-
-@pytest.fixture
-def summary(script: Callable[[str], ModuleType]) -> ModuleType:
-    return script("heads_summary")
 
 
 def head(method: str, size: float, forwards: list[int]) -> dict[str, Any]:
@@ -31,18 +24,18 @@ def written(path: Path, count: int, heads: list[dict[str, Any]]) -> Path:
     return path
 
 
-def test_glide_is_compared_with_heads_of_as_much_data_on_the_same_prompts(summary: ModuleType, tmp_path: Path):
+def test_glide_is_compared_with_heads_of_as_much_data_on_the_same_prompts(tmp_path: Path):
     """EAGLE's third prompt, which GLIDE did not see, and its head of other data do not count."""
     own = written(tmp_path / "glide.jsonl", 2, [head("glide", 0.25, [20, 40])])
     others = [head("eagle", 0.25, [30, 60, 1]), head("eagle", 1, [1, 1, 1])]
-    text = summary.real_glide(own, written(tmp_path / "ablation.jsonl", 3, others))
+    text = ablation.real_glide(own, written(tmp_path / "ablation.jsonl", 3, others))
     assert "| EAGLE-1 | 0.25M | 1.50 (1.50 to 1.50) | 1.50 (1.50 to 1.50) | 1.50 (1.50 to 1.50) |" in text
     assert "| GLIDE | 1.00M | 0.50 | 1.50 |" in text and "the first 2 prompts of a task" in text
     assert "same head's chains 1.00 (1.00 to 1.00), trees 1.00 (1.00 to 1.00)." in text
     assert "| 1M |" not in text
 
 
-def test_a_head_without_a_trial_has_its_validation_alone(summary: ModuleType, tmp_path: Path):
+def test_a_head_without_a_trial_has_its_validation_alone(tmp_path: Path):
     own = written(tmp_path / "glide.jsonl", 2, [{**head("glide", 0.25, []), "trial": {}}])
-    text = summary.real_glide(own, written(tmp_path / "ablation.jsonl", 3, [head("eagle", 0.25, [30])]))
+    text = ablation.real_glide(own, written(tmp_path / "ablation.jsonl", 3, [head("eagle", 0.25, [30])]))
     assert "| EAGLE-1 | 1.00M |" in text and "CaPE" not in text

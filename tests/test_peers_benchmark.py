@@ -231,7 +231,7 @@ def test_llama_cpps_server_drafts_and_writes_the_text_of_plain_decoding(
     words += ["--only", "llama.cpp * plain @1", "* ngram-cache @1"]
     monkeypatch.setattr(sys, "argv", words)
     script("engines").main()
-    lines = script("reading").read(out)
+    lines = script("kit.reading").read(out)
     texts = {(run["arm"].split()[-1], run["task"]): run["output"] for run in lines["run"] if "llama" in run["arm"]}
     assert all(texts["ngram-cache", task] == text for (mode, task), text in texts.items() if mode == "plain")
     (check,) = lines["check"]

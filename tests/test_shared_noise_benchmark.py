@@ -1,45 +1,38 @@
-"""benchmarks/shared_noise.py on a few tokens: cells, going on after an interruption, and the table."""
+"""benchmarks/experiments/shared_noise.py on a few tokens: cells, going on after an interruption, and the table."""
 
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-
-@pytest.fixture
-def tool(script: Callable[[str], ModuleType]) -> ModuleType:
-    return script("shared_noise")
+from benchmarks.experiments import shared_noise
 
 
-def test_a_finished_cell_is_not_run_again(tool: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_a_finished_cell_is_not_run_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     out = tmp_path / "cells.jsonl"
-    pair = tool.Pair("chain", "draft_model:{draft},num_assistant_tokens=2", "block")
-    monkeypatch.setattr(tool, "PAIRS", (pair,))
-    few = ["shared_noise.py", "--texts", "2", "--new-tokens", "6", "--temperatures", "1", "--out", str(out)]
+    pair = shared_noise.Pair("chain", "draft_model:{draft},num_assistant_tokens=2", "block")
+    monkeypatch.setattr(shared_noise, "PAIRS", (pair,))
+    few = ["--texts", "2", "--new-tokens", "6", "--temperatures", "1", "--out", str(out)]
     for rounds in ("1", "2"):
-        monkeypatch.setattr(sys, "argv", [*few, "--rounds", rounds])
-        tool.main()
+        shared_noise.EXPERIMENT.run([*few, "--rounds", rounds])
     cells = [line for line in map(json.loads, out.read_text("utf-8").splitlines()) if line["kind"] == "cell"]
     assert [(cell["rule"], cell["round"]) for cell in cells] == [
-        (rule, number) for number in (0, 1) for rule in ("block", tool.SHARED)
+        (rule, number) for number in (0, 1) for rule in ("block", shared_noise.SHARED)
     ]
     assert all([tokens for tokens, _ in cell["texts"]] == [6, 6] and cell["nodes"] == 2 for cell in cells)
-    assert [cell["differ"] for cell in cells if cell["rule"] == tool.SHARED] == [0, 0]
-    text = tool.table(out)
-    both = [
-        [pair for cell in cells if cell["rule"] == rule for pair in cell["texts"]] for rule in (tool.SHARED, "block")
-    ]
+    assert [cell["differ"] for cell in cells if cell["rule"] == shared_noise.SHARED] == [0, 0]
+    text = shared_noise.table(out)
+    rules = (shared_noise.SHARED, "block")
+    both = [[pair for cell in cells if cell["rule"] == rule for pair in cell["texts"]] for rule in rules]
     assert f"{sum(t for t, _ in both[0]) / sum(f for _, f in both[0]):.2f} / " in text
     assert "| chain, 2, block |" in text and "0 of the 4 texts" in text
-    middle, low, high = tool.ratio(*both)
-    assert f"{middle:.2f} at T = 1 (1 cells; interval above 1: {low > 1:d}, below: {high < 1:d})" in tool.sentence(out)
+    middle, low, high = shared_noise.ratio(*both)
+    said = f"{middle:.2f} at T = 1 (1 cells; interval above 1: {low > 1:d}, below: {high < 1:d})"
+    assert said in shared_noise.sentence(out)
 
 
-def test_the_interval_of_a_ratio_is_of_pairs(tool: ModuleType):
+def test_the_interval_of_a_ratio_is_of_pairs():
     """Prompts differ by a factor of ten, but the ratio of each is the same."""
     drawn = [(96, forwards) for forwards in (10, 20, 50, 100)]
     shared = [(96, 2 * forwards) for _, forwards in drawn]
-    assert tool.ratio(shared, drawn) == pytest.approx((0.5, 0.5, 0.5))
+    assert shared_noise.ratio(shared, drawn) == pytest.approx((0.5, 0.5, 0.5))

@@ -1,21 +1,15 @@
-"""benchmarks/step.py on a few tokens: it still finds every phase of a step."""
+"""benchmarks/experiments/step.py on a few tokens: it still finds every phase of a step."""
 
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
-import pytest
+from benchmarks.experiments import step
 
 
-def test_every_phase_of_a_step_is_found(
-    script: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
+def test_every_phase_of_a_step_is_found(tmp_path: Path):
     out = tmp_path / "step.jsonl"
-    words = ["step.py", "--methods", "eagle3", "--temperatures", "1", "--new-tokens", "8", "--repeats", "1"]
-    monkeypatch.setattr(sys, "argv", [*words, "--out", str(out)])
-    script("step").main()
+    words = ["--methods", "eagle3", "--temperatures", "1", "--new-tokens", "8", "--repeats", "1", "--out", str(out)]
+    step.EXPERIMENT.run(words)
     found = json.loads(out.read_text("utf-8").splitlines()[-1])
     operators, milliseconds = found["operators"], found["milliseconds"]
     assert operators["forward"] > 100 and operators["propose"] > 100

@@ -1,28 +1,22 @@
-"""benchmarks/stopping.py: its replays do what decoding does, its oracle is one, it continues its files."""
+"""benchmarks/experiments/stopping.py: its replays do what decoding does, its oracle is one, it continues its files."""
 
 import json
-import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 
 import foredraft
+from benchmarks.experiments import stopping
+from benchmarks.kit.reading import read
 from foredraft.core.drafter import Plan, View
 from foredraft.engine.policy import Policy
 from foredraft.engine.step import StepResult
 
 PROMPTS = ["def add(a, b):", "Count: 1, 2, 3, 4,"]
 TOKENS = 40
-
-
-@pytest.fixture
-def tool(script: Callable[[str], ModuleType]) -> ModuleType:
-    return script("stopping")
 
 
 class Modelled(Policy):
@@ -45,12 +39,12 @@ class Modelled(Policy):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_replay_drafts_and_accepts_what_decoding_does(tool: ModuleType, temperature: float):
+def test_a_replay_drafts_and_accepts_what_decoding_does(temperature: float):
     """Of both prompts together, so that what was learned on the first counts."""
-    with tool.Pair("sample", "sample-draft", TOKENS) as pair:
+    with stopping.Pair("sample", "sample-draft", TOKENS) as pair:
         found = [pair.record("x", prompt, seed, temperature) for seed, prompt in enumerate(PROMPTS)]
-        made = tool.policies(pair.needs, any_width=pair.any_width)
-        spec = f"draft_model:sample-draft,num_assistant_tokens={tool.LONGEST}"
+        made = stopping.policies(pair.needs, any_width=pair.any_width)
+        spec = f"draft_model:sample-draft,num_assistant_tokens={stopping.LONGEST}"
         generator = foredraft.load(pair._plain, spec)
         names = ["constant 3", "constant 16, threshold 0.6", "heuristic, threshold 0.4", "calibrated", "auto"]
         for name in names:
@@ -59,62 +53,63 @@ def test_a_replay_drafts_and_accepts_what_decoding_does(tool: ModuleType, temper
             for seed, prompt in enumerate(PROMPTS):
                 pair.decode(generator, prompt, seed, temperature)
             own = made[name]()
-            texts = [tool.replay(own, each, temperature, 0.2, any_width=pair.any_width) for each in found]
+            texts = [stopping.replay(own, each, temperature, 0.2, any_width=pair.any_width) for each in found]
             counts = [sum(text[key] for text in texts) for key in ("forwards", "drafted", "accepted")]
             assert counts == policy.counts.tolist(), name
         generator.close()
 
 
-def test_an_oracle_drafts_what_is_accepted(tool: ModuleType):
+def test_an_oracle_drafts_what_is_accepted():
     right = [2, 1, 0, 3, 2, 1, 0, 0]
-    recording = tool.Recording("x", right, [[-0.1 * (i + 1) for i in range(min(4, 7 - place))] for place in range(8)])
-    counts = tool.replay(tool.Known(), recording, 0.0, 0.1, any_width=True)
+    scores = [[-0.1 * (i + 1) for i in range(min(4, 7 - place))] for place in range(8)]
+    recording = stopping.Recording("x", right, scores)
+    counts = stopping.replay(stopping.Known(), recording, 0.0, 0.1, any_width=True)
     assert counts == {"task": "x", "tokens": 8, "forwards": 3, "drafted": 5, "accepted": 5}
 
 
-def test_a_classifier_ends_chains_by_token_or_by_path(tool: ModuleType):
+def test_a_classifier_ends_chains_by_token_or_by_path():
     """Before it has learned, the draft's own probabilities are right: 0.9, 0.9, 0.9, 0.3."""
-    nodes = tool.chain(np.log([0.9, 0.9**2, 0.9**3, 0.9**3 * 0.3]).tolist())
+    nodes = stopping.chain(np.log([0.9, 0.9**2, 0.9**3, 0.9**3 * 0.3]).tolist())
     for path, threshold, length in ((False, 0.5, 4), (False, 0.95, 1), (True, 0.5, 4), (True, 0.75, 3), (True, 0.1, 4)):
-        policy = tool.Classifier(threshold, path=path)
-        worth = policy.plan(tool.view_of(0.0, []), [16]).worth
+        policy = stopping.Classifier(threshold, path=path)
+        worth = policy.plan(stopping.view_of(0.0, []), [16]).worth
         assert policy.end(worth, nodes) == length
 
 
-def test_a_classifier_learns_what_its_draft_does_not_know(tool: ModuleType):
+def test_a_classifier_learns_what_its_draft_does_not_know():
     """Drafts are sure and always wrong: soon one token is drafted, which is needed to find out."""
-    wrong = tool.Recording("x", [0] * 400, [[-0.01 * (i + 1) for i in range(min(16, 399 - p))] for p in range(400)])
-    policy = tool.Classifier(0.5, path=False)
-    first, second = (tool.replay(policy, wrong, 0.0, 0.1, any_width=True)["drafted"] for _ in range(2))
+    wrong = stopping.Recording("x", [0] * 400, [[-0.01 * (i + 1) for i in range(min(16, 399 - p))] for p in range(400)])
+    policy = stopping.Classifier(0.5, path=False)
+    first, second = (stopping.replay(policy, wrong, 0.0, 0.1, any_width=True)["drafted"] for _ in range(2))
     assert first > 450 and second == 399
 
 
 def test_a_finished_schedule_is_not_run_again_and_the_table_reads_the_file(
-    tool: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     task, out, work = tmp_path / "talk" / "question.jsonl", tmp_path / "runs.jsonl", tmp_path / "work.jsonl"
     task.parent.mkdir()
     task.write_text("".join(json.dumps({"turns": [text]}) + "\n" for text in PROMPTS), encoding="utf-8")
-    command = ["stopping.py", "--prompts", str(task), "--new-tokens", "24", "--out", str(out), "--work", str(work)]
+    command = ["--prompts", str(task), "--new-tokens", "24", "--out", str(out), "--work", str(work)]
     for heats in (["0"], ["0", "1"], ["0", "1"]):
-        monkeypatch.setattr(sys, "argv", [*command, "--temperatures", *heats])
-        tool.main()
-    kinds = tool.read(out)
+        stopping.EXPERIMENT.run([*command, "--temperatures", *heats])
+    kinds = read(out)
     cells = {(cell["temperature"], cell["schedule"], cell["c"]): cell["texts"] for cell in kinds["cell"]}
     (timed,) = kinds["ratio"]
-    ratios = sorted({*tool.RATIOS, timed["ratio"]})
-    assert len(cells) == len(kinds["cell"]) and len(tool.read(work)["recording"]) == 4
+    ratios = sorted({*stopping.RATIOS, timed["ratio"]})
+    assert len(cells) == len(kinds["cell"]) and len(read(work)["recording"]) == 4
     assert {c for _, name, c in cells if name == "auto"} == set(ratios)
     assert all([text["tokens"] for text in texts] == [24, 24] for texts in cells.values())
-    oracle = {heat: tool.Cell.of({**kinds["cell"][0], "texts": cells[heat, "oracle", 0.0]}) for heat in (0.0, 1.0)}
+    first = kinds["cell"][0]
+    oracle = {heat: stopping.Counts.of({**first, "texts": cells[heat, "oracle", 0.0]}) for heat in (0.0, 1.0)}
     for cell in kinds["cell"]:
-        assert all(tool.Cell.of(cell).speed(c) <= oracle[cell["temperature"]].speed(c) for c in ratios)
+        assert all(stopping.Counts.of(cell).speed(c) <= oracle[cell["temperature"]].speed(c) for c in ratios)
 
-    page = tool.table(out)
+    page = stopping.table(out)
     texts = cells[1.0, "constant 4", 0.0]
     tokens, forwards, drafted = (sum(text[key] for text in texts) for key in ("tokens", "forwards", "drafted"))
     part = page[page.index("| T = 1:") :]
     line = next(line for line in part.splitlines() if line.startswith("| constant 4 |"))
     assert line.startswith(f"| constant 4 | {tokens / forwards:.2f} | {drafted / tokens:.2f} | ")
     assert f"{tokens / (forwards + ratios[-1] * drafted):.2f}" in line.split("|")[-2]
-    assert tool.table(tmp_path / "none.jsonl") == ""
+    assert stopping.table(tmp_path / "none.jsonl") == ""

@@ -1,14 +1,13 @@
 """Rules against slow, plain Python on random trees, and bounds on the number of their operators."""
 
 import random
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.kit.operators import Operators
 from foredraft.core.draft import Draft, Law, Target
 from foredraft.core.rng import HashedRng, Noise, RandomStream, VerifierRng
 from foredraft.core.tree import PAD, TokenTree
@@ -154,10 +153,7 @@ large batch would not fit into memory."""
 
 @pytest.mark.parametrize("rows", [1, 4])
 @pytest.mark.parametrize("rule", MOST)
-def test_operators_are_few(rule: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
-    from operators import Operators
-
+def test_operators_are_few(rule: str, rows: int) -> None:
     template = Template.of("eagle")
     chain = Law.CHAIN in RULES[rule].laws and len(RULES[rule].laws) == 1
     parents = torch.arange(-1, 9) if chain else torch.tensor([-1, *template.parents])
@@ -173,5 +169,4 @@ def test_operators_are_few(rule: str, rows: int, monkeypatch: pytest.MonkeyPatch
     rng = HashedRng(noise, torch.zeros(rows, dtype=torch.bool))
     with torch.inference_mode(), Operators() as operators:
         verify(Target(p.argmax(-1), p), draft, rng, rule)
-    sys.modules.pop("operators")
     assert 0 < operators.count <= MOST[rule]

@@ -1,0 +1,1 @@
+"""Pages and pictures of the docs, filled in from results files."""
