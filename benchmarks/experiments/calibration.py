@@ -106,7 +106,7 @@ def measure(args: Namespace, cells: Sequence[Cell]) -> Iterator[Line]:
     options: dict[str, Any] = {"weights": args.weights} if args.weights else {"dtype": "float32"}
     plain = foredraft.load(args.target, "none", device="cpu", max_batch_size=args.batch, **options)
     prompts, specs = in_turns(args.prompts, plain)[: args.count], {shown(spec): spec for spec in args.drafters}
-    with patch.multiple(Throughput, LEARN=FOREVER, SHOWN=12), patch.object(Pace, "KNOWN", FOREVER):
+    with patch.multiple(Throughput, LEARN=FOREVER, SHOWN=12), patch.multiple(Pace, KNOWN=FOREVER, CLEAR=FOREVER):
         for cell in cells:
             with foredraft.load(plain, specs[cell["drafter"]], max_batch_size=args.batch) as generator:
                 generator.engine.policy = policy = counting(generator.engine)
