@@ -39,7 +39,12 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.fixture
 def environment(plain_environment: None, tmp_path: Path) -> dict[str, str]:
     """For commands in a process of their own."""
-    return {**processes.environment(), "TERM": "xterm-256color", "XDG_STATE_HOME": str(tmp_path / "state")}
+    return {
+        **processes.environment(),
+        "TERM": "xterm-256color",
+        "XDG_STATE_HOME": str(tmp_path / "state"),
+        "PROMPT_TOOLKIT_NO_CPR": "1",
+    }
 
 
 def save_model(folder: Path, **changes: object) -> Path:

@@ -2,12 +2,16 @@ import io
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from cli_cases import Ended, Run
+from prompt_toolkit.application import create_app_session
+from prompt_toolkit.history import FileHistory
+from prompt_toolkit.input import create_pipe_input
 
 import foredraft
 from foredraft.cli.chat_input import Turn, TurnReader
@@ -236,69 +240,73 @@ def test_code_keeps_its_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert text == f"{code}and then some prose,\nwhich is wrapped\n"
 
 
-class Typed:
-    """A terminal on which these lines are typed."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
-        self.prompts: list[str] = []
-        self._lines = iter(lines)
-        monkeypatch.setattr("builtins.input", self)
-        monkeypatch.setattr(sys, "stdin", self)
-
-    def isatty(self) -> bool:
-        return True
-
-    def __call__(self, prompt: str = "") -> str:
-        self.prompts.append(prompt)
-        if (line := next(self._lines, None)) is None:
-            raise EOFError
-        if line == "^C":
-            raise KeyboardInterrupt
-        return line
+@pytest.fixture
+def typed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Types keys on a terminal."""
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
+    with create_pipe_input() as keys, create_app_session(input=keys):
+        yield lambda text: keys.send_bytes(text.encode(errors="surrogateescape"))
 
 
-def test_the_history_outlives_the_chat(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    readline = pytest.importorskip("readline")
-    path = tmp_path / "state" / "history.jsonl"
-    Typed(monkeypatch, "one", "one", "", "two\nlines", "größe")
-    reader = TurnReader(path)
+UP, CTRL_C, CTRL_D = "\x1b[A", "\x03", "\x04"
+
+
+def pasted(text: str) -> str:
+    return f"\x1b[200~{text}\x1b[201~"
+
+
+def test_the_history_outlives_the_chat(typed: Callable[[str], None], tmp_path: Path):
+    path = tmp_path / "state" / "history"
+    typed("one\rone\r\r" + pasted("two\nlines") + f"\rgröße\r{CTRL_D}")
+    reader = TurnReader(path, {})
     assert list(iter(reader.read, None)) == [Turn(text, False) for text in ("one", "one", "two\nlines", "größe")]
-    assert [json.loads(line) for line in path.read_text().splitlines()] == ["one", "two\nlines", "größe"]
+    assert list(FileHistory(str(path)).load_history_strings()) == ["größe", "two\nlines", "one"]
     assert path.parent.stat().st_mode & 0o777 == 0o700
-    readline.clear_history()
-    path.write_text(path.read_text() + "damaged\n")
-    TurnReader(path)
-    items = [readline.get_history_item(place + 1) for place in range(readline.get_current_history_length())]
-    assert items == ["one", "two\nlines", "größe"]
-    path.write_text("".join(f'"{number}"\n' for number in range(2000)))
-    TurnReader(path)
-    assert [json.loads(line) for line in path.read_text().splitlines()] == [str(n) for n in range(1000, 2000)]
-    readline.clear_history()
+    again = TurnReader(path, {})
+    typed("new\r")
+    assert again.read() == Turn("new", False)  # by then the history is loaded
+    typed(f"{UP}{UP}{UP}\r{CTRL_D}")
+    assert again.read() == Turn("two\nlines", False) and again.read() is None
 
 
-def test_a_history_that_cannot_be_written_ends_no_chat(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_a_history_that_cannot_be_written_ends_no_chat(typed: Callable[[str], None], tmp_path: Path):
     (tmp_path / "file").write_text("")
-    Typed(monkeypatch, "one")
-    assert TurnReader(tmp_path / "file" / "history.jsonl").read() == Turn("one", False)
-    Typed(monkeypatch, "one")
-    assert TurnReader(None).read() == Turn("one", False)
+    (tmp_path / "folder").mkdir()
+    for path in (tmp_path / "file" / "history", tmp_path / "folder", None):
+        typed("one\r")
+        assert TurnReader(path, {}).read() == Turn("one", False)
 
 
-def test_ctrl_c_drops_what_was_typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    typed = Typed(monkeypatch, '"""', "dropped", "^C", "kept \\", "on")
-    reader = TurnReader(None)
+def test_tab_completes_commands_and_what_is_behind_them(typed: Callable[[str], None], tmp_path: Path):
+    (tmp_path / "a chat.json").write_text("")
+    reader = TurnReader(None, {"/draft": ("on", "off"), "/set": ("top_k", "seed"), "/load": (), "/help": None})
+    for keys, text in (
+        ("/dr\t of\t", "/draft off"),
+        ("/s\t t\t 4", "/set top_k 4"),
+        (f"/load {tmp_path}/a c\t", f"/load {tmp_path}/a chat.json"),
+        ("/help me\t", "/help me"),
+        ("dr\tx", "drx"),
+    ):
+        typed(f"{keys}\r")
+        assert reader.read() == Turn(text, text.startswith("/"))
+
+
+def test_ctrl_c_drops_what_was_typed(typed: Callable[[str], None], capsys: pytest.CaptureFixture[str]):
+    typed(f'"""\rdropped\r{CTRL_C}kept \\\ron\r{CTRL_D}')
+    reader = TurnReader(None, {})
     assert reader.read() == Turn("kept \non", False) and reader.read() is None
-    assert "Ctrl-D or /quit quits." in capsys.readouterr().err
-    assert len(typed.prompts) == 6
+    said = capsys.readouterr()
+    assert "Ctrl-D or /quit quits." in said.err and said.out == ""  # stdout is a file here, for answers alone
+    assert said.err.count("you> ") >= 3 and said.err.count("...> ") >= 3
 
 
-def test_prompts_go_to_stderr_if_stdout_is_a_file(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    typed = Typed(monkeypatch, "one")
-    TurnReader(None).read()
-    assert typed.prompts == [""] and capsys.readouterr() == ("", "you> ")
+def test_keys_that_are_not_utf_8(typed: Callable[[str], None], tmp_path: Path):
+    typed("a\udcff\r")
+    with pytest.raises(PromptError, match=r"What was typed is not valid UTF-8\."):
+        TurnReader(tmp_path / "history", {}).read()
 
 
 def test_standard_input_that_is_not_utf_8(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff\n"), encoding="utf-8"))
     with pytest.raises(PromptError, match="not valid UTF-8"):
-        TurnReader(None).read()
+        TurnReader(None, {}).read()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 from rich.text import Text
 
-from foredraft.cli.chat_input import TurnReader, history_file
+from foredraft.cli.chat_input import Completions, TurnReader, history_file
 from foredraft.cli.choices import ASKED_MODEL, CHAT_SAMPLING, ModelChoice
 from foredraft.cli.console import TextOut, WordWrap, errors, legend, output
 from foredraft.cli.conversation import Answer, Conversation
@@ -49,7 +49,7 @@ def command(
     out = TextOut(show_drafts)
     conversation = Conversation(generator, choice.name, _sampling(generator, sampling), WordWrap(out), system)
     conversation.check()
-    reader = TurnReader(None if no_history else history_file())
+    reader = TurnReader(None if no_history else history_file(), _completions())
     shown = reader.interactive and not quiet
     if shown:
         _greet(choice, generator.kind.method)
@@ -99,6 +99,12 @@ def _run(conversation: Conversation, line: str) -> Answer | None:
         return done
     errors().print(done, markup=False, soft_wrap=True)
     return None
+
+
+def _completions() -> Completions:
+    """What Tab completes."""
+    behind: Completions = {"/draft": ("on", "off"), "/set": _SETTINGS, "/save": (), "/load": ()}
+    return {name: behind.get(name) for name in _COMMANDS}
 
 
 def _help(conversation: Conversation, argument: str) -> str:

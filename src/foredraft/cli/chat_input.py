@@ -1,20 +1,22 @@
 """What is typed in a chat: turns of one or several lines, with a history in a file."""
 
-import importlib
-import json
 import os
 import sys
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from foredraft.cli.console import errors
 from foredraft.core.errors import PromptError
 
+if TYPE_CHECKING:
+    from prompt_toolkit import PromptSession
+
 _PROMPT, _MORE = "you> ", "...> "
 _QUOTES = '"""'
-_MOST = 1000
-"""Lines of the history that are kept."""
+Completions = Mapping[str, Sequence[str] | None]
+"""Commands, and what may be behind each: words, a file if there are none, nothing if None."""
 
 
 class Turn(NamedTuple):
@@ -31,13 +33,14 @@ class TurnReader:
     on to the next three, and is no command.
     """
 
-    def __init__(self, history: Path | None) -> None:
+    def __init__(self, history: Path | None, completions: Completions) -> None:
         """
         Args:
             history: the file of typed lines; None to forget them.
+            completions: what Tab completes.
         """
         self.interactive = sys.stdin.isatty()
-        self._history = _History(history) if self.interactive else None
+        self._session = _session(history, completions) if self.interactive else None
 
     def read(self) -> Turn | None:
         """The next turn that is not empty; None at the end. On a terminal, Ctrl-C drops what was typed."""
@@ -47,7 +50,7 @@ class TurnReader:
             except KeyboardInterrupt:
                 if not self.interactive:
                     raise
-                errors().print("\nCtrl-D or /quit quits.", style="dim")
+                errors().print("Ctrl-D or /quit quits.", style="dim")
                 continue
             if turn is None or turn.text:
                 return turn
@@ -77,79 +80,71 @@ class TurnReader:
 
     def _line(self, prompt: str) -> str | None:
         """A line without its end; None at the end of the input."""
-        if not self.interactive:
+        if self._session is not None:
             try:
-                line = sys.stdin.readline()
-            except UnicodeDecodeError:
-                raise PromptError("Standard input is not valid UTF-8.") from None
-            return line.rstrip("\r\n") if line else None
-        if not sys.stdout.isatty():  # only answers go there
-            errors().print(prompt, end="")
-            prompt = ""
+                line = self._session.prompt(prompt)
+                line.encode()  # bytes that were not UTF-8 are lone surrogates
+            except EOFError:
+                return None
+            except UnicodeEncodeError:
+                raise PromptError("What was typed is not valid UTF-8.") from None
+            return line
         try:
-            line = input(prompt)
-        except EOFError:
-            errors().print()
-            return None
+            line = sys.stdin.readline()
         except UnicodeDecodeError:
-            raise PromptError("What was typed is not valid UTF-8.") from None
-        if self._history is not None:
-            self._history.add(line)
-        return line
+            raise PromptError("Standard input is not valid UTF-8.") from None
+        return line.rstrip("\r\n") if line else None
 
 
-class _History:
-    """Lines for the arrow keys, also those of earlier chats, in a file of JSON strings. Nothing without readline.
+def _session(history: Path | None, completions: Completions) -> "PromptSession[str]":
+    """A line editor on the terminal; where stdout is a file, which only answers go to, on stderr."""
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
+    from prompt_toolkit.document import Document
+    from prompt_toolkit.history import FileHistory, InMemoryHistory
+    from prompt_toolkit.output import create_output
+    from prompt_toolkit.shortcuts import CompleteStyle
 
-    A history that cannot be read or written ends no chat.
-    """
+    class Lines(FileHistory):
+        """A history that cannot be read or written ends no chat."""
 
-    def __init__(self, path: Path | None) -> None:
-        """
-        Args:
-            path: the file; None to forget the lines after this chat.
-        """
-        self._path = path
-        self._readline: Any = None
-        self._last = ""
-        with suppress(ImportError):  # on Windows
-            self._readline = importlib.import_module("readline")  # ``input`` uses it as soon as it is imported
-        if self._readline is None:
-            return
-        self._readline.set_auto_history(False)
-        self._readline.parse_and_bind("set enable-bracketed-paste on")  # pasted lines are one turn
-        for line in self._read():
-            self._readline.add_history(line)
-
-    def add(self, line: str) -> None:
-        if self._readline is None or not line.strip() or line == self._last:
-            return
-        self._last = line
-        self._readline.add_history(line)
-        if self._path is not None:
+        def load_history_strings(self) -> Iterable[str]:
             with suppress(OSError):
-                self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                with self._path.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(line) + "\n")
+                yield from super().load_history_strings()
 
-    def _read(self) -> list[str]:
-        """The newest lines; older ones are dropped from a file that has grown to twice as many."""
-        found: list[str] = []
-        if self._path is None:
-            return found
-        with suppress(OSError, UnicodeError):
-            lines = self._path.read_text("utf-8").splitlines()
-            if len(lines) >= 2 * _MOST:
-                from foredraft.files.write import atomic_write_text
+        def store_string(self, string: str) -> None:
+            with suppress(OSError, UnicodeEncodeError):
+                Path(str(history)).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                super().store_string(string)
 
-                atomic_write_text(self._path, "".join(f"{line}\n" for line in lines[-_MOST:]))
-            for line in lines[-_MOST:]:
-                with suppress(ValueError):
-                    found.append(str(json.loads(line)))
-        return found
+    class Commands(Completer):
+        """Commands, and what is behind one."""
+
+        def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
+            name, space, argument = document.text_before_cursor.partition(" ")
+            if not space:
+                yield from self._of(completions if name.startswith("/") else (), name)
+            elif completions.get(name) is None:
+                return
+            elif known := completions[name]:
+                yield from self._of(known, argument)
+            else:
+                yield from PathCompleter(expanduser=True).get_completions(Document(argument), complete_event)
+
+        @staticmethod
+        def _of(known: Iterable[str], typed: str) -> Iterable[Completion]:
+            return (Completion(each, -len(typed)) for each in known if each.startswith(typed))
+
+    return PromptSession(
+        history=InMemoryHistory() if history is None else Lines(str(history)),
+        completer=Commands(),
+        complete_while_typing=False,
+        complete_style=CompleteStyle.READLINE_LIKE,
+        output=None if sys.stdout.isatty() else create_output(sys.stderr),
+    )
 
 
 def history_file() -> Path:
     """The history in the user's folder for state: XDG_STATE_HOME, or ~/.local/state."""
     home = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
-    return Path(home) / "foredraft" / "chat_history.jsonl"
+    return Path(home) / "foredraft" / "chat_history"
