@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import griffe
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -23,6 +22,7 @@ sys.path.insert(0, str(ROOT / "src"))
 
 import foredraft  # noqa: E402
 from foredraft.cli import COMMANDS, GROUPS, build  # noqa: E402
+from foredraft.core.options import describe_options  # noqa: E402
 
 LINK = re.compile(r"\]\(([^)#\s]+)(#[^)\s]*)?\)")
 LANGUAGES = {".py": "python", ".c": "c", ".h": "c", ".toml": "toml", ".sh": "sh", ".jsonl": "json", ".json": "json"}
@@ -169,26 +169,11 @@ def interface_page() -> str:
     parts = ["# Python interface", "", "Everything that `import foredraft` offers; the rest is internal.", ""]
     for name in sorted(foredraft.__all__, key=lambda each: (each[0].isupper(), each)):
         found = getattr(foredraft, name)
-        own = "__signature__" in vars(found)  # it takes the fields of an options class, which only Python can tell
-        parts += function(name, found) if own else [f"::: {found.__module__}.{found.__qualname__}", ""]
+        parts += [f"::: {found.__module__}.{found.__qualname__}", ""]
+        if found is foredraft.LoadOptions:
+            parts += ["| option | default | |", "| --- | --- | --- |"]
+            rows = [
+                (each.name, each.default, each.meaning.replace("|", chr(92) + "|")) for each in describe_options(found)
+            ]
+            parts += [f"| `{option}` | `{default}` | {meaning} |" for option, default, meaning in rows] + [""]
     return "\n".join(parts)
-
-
-def function(name: str, found: Any) -> list[str]:
-    """A function with the signature and docstring that it has when it is imported."""
-    parts, keyword = [f"## {name}", "", "```python", f"foredraft.{name}("], False
-    for each in inspect.signature(found).parameters.values():
-        if each.kind is each.KEYWORD_ONLY and not keyword:
-            parts, keyword = [*parts, "    *,"], True
-        parts.append(f"    {each}," if each.default is each.empty else f"    {each.name}={each.default!r},")
-    parts += [")", "```", ""]
-    text = (inspect.getdoc(found) or "").replace("\nOptions:\n", "\nKeyword Args:\n")
-    for section in griffe.Docstring(text).parse("google", warnings=False):
-        if section.kind is griffe.DocstringSectionKind.text:
-            parts += [section.value, ""]
-            continue
-        title = {"other parameters": "options"}.get(section.kind.value, section.kind.value).capitalize()
-        rows = [(getattr(each, "name", "") or str(each.annotation), each.description) for each in section.value]
-        parts += [f"**{title}**", "", "| | |", "| --- | --- |"]
-        parts += [f"| `{key}` | {' '.join(about.split()).replace('|', chr(92) + '|')} |" for key, about in rows] + [""]
-    return parts

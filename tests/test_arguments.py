@@ -17,7 +17,7 @@ import gguf_files
 import tiny
 from foredraft.cli.choices import ASKED_MODEL, MODEL
 from foredraft.compose.arguments import as_spec, drafting_spec, settled
-from foredraft.compose.options import LoadOptions, SharedOptions
+from foredraft.compose.options import LoadKeywords, LoadOptions, SharedKeywords, SharedOptions
 from foredraft.compose.spec import Spec
 from foredraft.core.errors import DrafterError, ModelError, OptionError, UsageError
 from foredraft.core.options import describe_options
@@ -433,13 +433,10 @@ def test_an_unknown_argument_of_load_is_an_error_with_a_hint(name: str):
 
 def test_all_interfaces_have_the_same_options():
     options = {each.name: each.default for each in fields(LoadOptions)}
-    for call, own in ((foredraft.load, {"target", "drafter", "policy"}), (foredraft.load_many, {"target", "drafters"})):
-        found = {
-            each.name: each.default for each in inspect.signature(call).parameters.values() if each.name not in own
-        }
-        assert found == options and all(f"    {name}: " in (call.__doc__ or "") for name in options)
-    shared = inspect.signature(foredraft.speculative).parameters
-    assert {each.name for each in fields(SharedOptions)} <= set(shared) and shared["fast"].default is False
+    assert set(LoadKeywords.__annotations__) == options.keys()
+    shared = {each.name for each in fields(SharedOptions)}
+    assert shared == {*SharedKeywords.__annotations__, "fast"}
+    assert inspect.signature(foredraft.speculative).parameters["fast"].default is False
     flags = {parameter.name: parameter.default for parameter in ASKED_MODEL.parameters()}
     assert flags.keys() - {each.name for each in MODEL.parameters()} == {"generation_config"}
     assert flags.keys() - options.keys() == {"model", "drafter", "threads", "model_option", "draft_option"}

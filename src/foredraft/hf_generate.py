@@ -4,16 +4,17 @@ import inspect
 import threading
 from collections.abc import Callable, Iterator, Sequence as Seq
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
-from foredraft.compose.arguments import AnyDrafter, taking_method
+from foredraft.compose.arguments import AnyDrafter, from_keywords
 from foredraft.compose.load import build_generators
-from foredraft.compose.options import SharedOptions
+from foredraft.compose.options import SharedKeywords, SharedOptions
 from foredraft.core.errors import OptionError, PromptError
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.stats import DecodeStats
@@ -55,14 +56,6 @@ class _Call:
         return criteria.__class__([*criteria, stop_string_criterion(self.stop_strings, self.tokenizer)])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Options(SharedOptions):
-    drafter: AnyDrafter = field(default="auto", kw_only=False)
-    stop_strings: Seq[str] | str = ()
-    streamer: Any = None
-    fast: bool = False
-
-
 class speculative:
     """Make ``model.generate`` draft: ``model.generate(**inputs, custom_generate=foredraft.speculative(...))``.
 
@@ -92,12 +85,21 @@ class speculative:
         UsageError: an option that is not supported, such as beams.
     """
 
-    @taking_method(_Options)
-    def __init__(self, given: _Options) -> None:
-        self._drafter = given.drafter
+    def __init__(
+        self,
+        drafter: AnyDrafter = "auto",
+        *,
+        stop_strings: Seq[str] | str = (),
+        streamer: Any = None,
+        fast: bool = False,
+        **options: Unpack[SharedKeywords],
+    ) -> None:
+        own = ("drafter", "stop_strings", "streamer")
+        given = from_keywords(SharedOptions, "speculative", own, {**options, "fast": fast})
+        self._drafter = drafter
         self._tokenizer = as_tokenizer(given.tokenizer)
-        self._stop_strings = _as_strings(given.stop_strings)
-        self._streamer = given.streamer
+        self._stop_strings = _as_strings(stop_strings)
+        self._streamer = streamer
         self._options = given.for_loading()
         self._generator: Generator | None = None
         self._model: Any = None

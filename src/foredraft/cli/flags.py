@@ -10,7 +10,6 @@ from typing import Annotated, Any, get_args, get_origin
 import typer
 
 from foredraft.core.errors import OptionError
-from foredraft.core.options import describe_options
 
 _METAVARS = {int: "INT", float: "FLOAT", str: "TEXT", bool: ""}
 
@@ -23,8 +22,8 @@ class FlagGroup:
     it is false. Left out are fields whose type has no command-line form (mappings, functions), those with
     ``flag=False`` in their metadata, and those in ``without``. ``defaults`` replace the fields'. ``names`` overrides
     option names, which default to the field's name with dashes; ``complete`` gives functions that complete values.
-    ``help``, ``names`` and ``complete`` may also be in a field's metadata, and help in the docstring (see
-    ``describe_options``). ``given``: a command receives a mapping of what was given, not the dataclass.
+    ``help``, ``names`` and ``complete`` may also be in a field's metadata (see ``core.options.option``). ``given``: a
+    command receives a mapping of what was given, not the dataclass.
     """
 
     kind: type
@@ -40,7 +39,7 @@ class FlagGroup:
 
     def parameters(self) -> list[inspect.Parameter]:
         """One keyword parameter per field, as typer reads them from a signature."""
-        found, documented = [], {option.name: option.meaning for option in describe_options(self.kind)}
+        found = []
         for each in self._chosen():
             form = _form(each.type)
             if form is None:
@@ -49,7 +48,7 @@ class FlagGroup:
             default = (False if own is True else own) if form.simple and not self.given else None
             info = typer.Option(
                 *self._names(each),
-                help=self.help.get(each.name) or each.metadata.get("help") or _capitalized(documented[each.name]),
+                help=self._help(each),
                 metavar=form.metavar,
                 show_default=default not in (None, "", 0) and not isinstance(default, bool),
                 autocompletion=self.complete.get(each.name, each.metadata.get("complete")),
@@ -79,6 +78,10 @@ class FlagGroup:
         names = dict.fromkeys((*self.first, *(known if self.others else ())))
         chosen = [known[name] for name in names if name not in self.without]
         return [each for each in chosen if each.metadata.get("flag", True)]
+
+    def _help(self, each: Field[Any]) -> str | None:
+        meaning = each.metadata.get("meaning", "")
+        return self.help.get(each.name) or each.metadata.get("help") or meaning[:1].upper() + meaning[1:] or None
 
     def _names(self, each: Field[Any]) -> tuple[str, ...]:
         own = self.names.get(each.name, each.metadata.get("names"))
@@ -111,10 +114,6 @@ def _form(hint: Any) -> _Form | None:
     if item == tuple[int, ...]:
         return _Form(item, list[str] | None, simple=False, nested=True, metavar="IDS")
     return None
-
-
-def _capitalized(meaning: str) -> str | None:
-    return meaning[:1].upper() + meaning[1:] or None
 
 
 def _numbers(name: str, given: list[str]) -> tuple[tuple[int, ...], ...]:

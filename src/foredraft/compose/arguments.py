@@ -1,14 +1,11 @@
 """Normalise the arguments of ``load``: targets and drafters given by name, path or object."""
 
-import functools
-import inspect
 import logging
 import os
-import textwrap
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import fields, replace
 from os import PathLike, fspath
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -17,7 +14,6 @@ from foredraft.compose.options import LoadOptions
 from foredraft.compose.spec import Spec
 from foredraft.core.drafter import Drafter
 from foredraft.core.errors import DrafterError, ModelError, OptionError, kind_of
-from foredraft.core.options import describe_options
 from foredraft.core.sampling.params import check_known
 from foredraft.drafters import AUTO, METHODS, automatic_drafter, bundled_drafts
 from foredraft.engine.generator import Generator
@@ -35,10 +31,7 @@ AnyDrafter = str | PathLike[str] | Drafter | nn.Module | tuple[str, Any] | None
 """A spec, a path, a ``Drafter``, a transformers model (used as ``draft_model``), or a spec without a path together with
 the model or path that belongs there, as in ``("sequoia,acceptance=0.6/0.2", model)``."""
 
-_P = ParamSpec("_P")
 _O = TypeVar("_O")
-_R = TypeVar("_R")
-_S = TypeVar("_S")
 _QUANTISED = ("int4", "int8")
 _MODEL_OPTIONS = (
     *("attn_implementation", "cache_dir", "code_revision", "force_download", "gguf_file", "load_in_4bit"),
@@ -59,55 +52,18 @@ _ELSEWHERE = {
 """Hints for arguments that users of transformers try in ``load``."""
 
 
-def taking(kind: Callable[_P, _O]) -> Callable[[Callable[[_O], _R]], Callable[_P, _R]]:
-    """A function of a dataclass takes its fields instead: its parameters, for readers and type checkers.
+def from_keywords(kind: type[_O], caller: str, own: tuple[str, ...], given: Mapping[str, Any]) -> _O:
+    """The dataclass of the keywords of ``load`` or ``speculative``.
 
-    An unknown keyword is an ``OptionError``, with a hint for what users of transformers try. The docstring of the
-    function lists the options that the docstrings of the dataclass and its bases describe.
+    Args:
+        own: the call's other parameters, for the message.
+
+    Raises:
+        OptionError: an unknown keyword, with a hint for what users of transformers try; or an invalid value.
     """
-
-    def decorate(function: Callable[[_O], _R]) -> Callable[_P, _R]:
-        @functools.wraps(function)
-        def call(*args: _P.args, **given: _P.kwargs) -> _R:
-            return function(_bound(kind, "load", *args, **given))
-
-        _describe(call, inspect.signature(kind), kind)
-        return call
-
-    return decorate
-
-
-def taking_method(kind: Callable[_P, _O]) -> Callable[[Callable[[_S, _O], _R]], Callable[Concatenate[_S, _P], _R]]:
-    """``taking`` for a method."""
-
-    def decorate(method: Callable[[_S, _O], _R]) -> Callable[Concatenate[_S, _P], _R]:
-        @functools.wraps(method)
-        def call(self: _S, /, *args: _P.args, **given: _P.kwargs) -> _R:
-            return method(self, _bound(kind, method.__qualname__.partition(".")[0], *args, **given))
-
-        first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
-        own = inspect.signature(kind)
-        _describe(call, own.replace(parameters=[first, *own.parameters.values()]), kind)
-        return call
-
-    return decorate
-
-
-def _bound(kind: Callable[_P, _O], caller: str, *args: _P.args, **given: _P.kwargs) -> _O:
-    """The dataclass, after a check of the names; ``caller``: for error messages."""
-    signature = inspect.signature(kind)
-    check_known(f"argument of {caller}", given, list(signature.parameters), _ELSEWHERE)
-    bound = signature.bind(*args, **given)
-    return kind(*bound.args, **bound.kwargs)
-
-
-def _describe(call: Callable[..., Any], signature: inspect.Signature, kind: Any) -> None:
-    """Give a call the signature of a dataclass, and its docstring the options that the dataclass describes."""
-    returned = inspect.signature(call).return_annotation
-    call.__signature__ = signature.replace(return_annotation=returned)  # type: ignore[attr-defined]
-    described = [f"{each.name}: {each.meaning}" for each in describe_options(kind) if each.meaning]
-    listed = [textwrap.fill(text, 112, initial_indent="    ", subsequent_indent="        ") for text in described]
-    call.__doc__ = "\n".join([inspect.getdoc(call) or "", "", "Options:", *listed]).lstrip()
+    known = [*own, *(each.name for each in fields(kind))]  # type: ignore[arg-type]
+    check_known(f"argument of {caller}", given, known, _ELSEWHERE)
+    return kind(**given)
 
 
 def as_target(target: Any, options: LoadOptions) -> tuple[Any, LoadOptions]:

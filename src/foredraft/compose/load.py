@@ -2,13 +2,23 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from foredraft.compose.arguments import AnyDrafter, as_spec, as_target, drafting_spec, names_draft, settled, taking
+from typing_extensions import Unpack
+
+from foredraft.compose.arguments import (
+    AnyDrafter,
+    as_spec,
+    as_target,
+    drafting_spec,
+    from_keywords,
+    names_draft,
+    settled,
+)
 from foredraft.compose.calibration import CALIBRATION, stored_acceptance_length, stored_calibration
 from foredraft.compose.drafters import DrafterBuilder
-from foredraft.compose.options import LoadOptions as LoadOptions
+from foredraft.compose.options import LoadKeywords, LoadOptions as LoadOptions
 from foredraft.compose.spec import Spec
 from foredraft.core.drafter import Drafter
 from foredraft.core.errors import DrafterError, ModelError, OptionError, shown
@@ -37,22 +47,14 @@ _KV_SHARE = 0.8
 """Share of the free memory after loading that KV caches may take; activations and masks need some, too."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _One(LoadOptions):
-    target: Any = field(default="sample", kw_only=False)
-    drafter: AnyDrafter = field(default="auto", kw_only=False)
-    policy: Policy | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Many(LoadOptions):
-    target: Any = field(kw_only=False)
-    drafters: Sequence[AnyDrafter] = field(kw_only=False)
-
-
-@taking(_One)
-def load(given: _One) -> Generator:
-    """Load a target and a drafter. The other arguments are the fields of ``foredraft.LoadOptions``.
+def load(
+    target: Any = "sample",
+    drafter: AnyDrafter = "auto",
+    *,
+    policy: Policy | None = None,
+    **options: Unpack[LoadKeywords],
+) -> Generator:
+    """Load a target and a drafter.
 
     Args:
         target: a folder, a hub name, "sample" for the bundled model, a loaded transformers model (compiled and PEFT
@@ -63,6 +65,7 @@ def load(given: _One) -> Generator:
             ("sequoia,acceptance=0.6/0.2", model), or "auto": look-ups beside the bundled EAGLE-3 head (``hybrid``) for
             targets that have one, prompt lookup for any other.
         policy: decides how much to draft; by default set by the drafter's options.
+        options: the fields of ``foredraft.LoadOptions``, which has their defaults and meanings.
 
     With ``tensor_parallel``, rank 0 runs the program; on the other ranks this call never returns: it follows rank 0 and
     exits when that has closed its generators.
@@ -70,20 +73,20 @@ def load(given: _One) -> Generator:
     Raises:
         UsageError: an argument is invalid; the message says why and what to do.
     """
-    if not isinstance(given.policy, (Policy, type(None))):
+    given = from_keywords(LoadOptions, "load", ("target", "drafter", "policy"), options)
+    if not isinstance(policy, (Policy, type(None))):
         raise OptionError(
-            f"policy must be an object of a class derived from Policy, not {shown(given.policy)}: to set a schedule, "
+            f"policy must be an object of a class derived from Policy, not {shown(policy)}: to set a schedule, "
             "give the drafter num_assistant_tokens_schedule."
         )
-    return build_generators(given.target, [given.drafter], given, given.policy)[0]
+    return build_generators(target, [drafter], given, policy)[0]
 
 
-@taking(_Many)
-def load_many(given: _Many) -> list[Generator]:
+def load_many(target: Any, drafters: Sequence[AnyDrafter], **options: Unpack[LoadKeywords]) -> list[Generator]:
     """``load`` for several drafters that share one target in memory.
 
     Args:
-        target, drafters: as in ``load``.
+        target, drafters, options: as in ``load``.
 
     Returns:
         one generator for each drafter, in order. The target is held until the last of them is closed.
@@ -91,7 +94,8 @@ def load_many(given: _Many) -> list[Generator]:
     Raises:
         UsageError: as in ``load``.
     """
-    return build_generators(given.target, given.drafters, given)
+    given = from_keywords(LoadOptions, "load", ("target", "drafters"), options)
+    return build_generators(target, drafters, given)
 
 
 def build_generators(

@@ -1,10 +1,8 @@
 """Base classes of drafter options, checks of ranges, and parsing from ``option=value`` strings."""
 
-import inspect
 import operator
-import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from foredraft.core.errors import OptionError
@@ -13,6 +11,15 @@ from foredraft.core.sampling.params import check_known
 
 T = TypeVar("T")
 _NONE: Mapping[str, float] = {}
+
+
+def option(default: T, meaning: str, **metadata: Any) -> T:
+    """A dataclass field with its meaning, which help texts show.
+
+    Args:
+        metadata: such as ``unset``, what a default of None means, and what ``cli.flags.FlagGroup`` reads.
+    """
+    return field(default=default, metadata={"meaning": meaning, **metadata})  # type: ignore[no-any-return, call-overload]
 
 
 class DrafterOptions:
@@ -36,14 +43,13 @@ class DrafterOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizedOptions(DrafterOptions):
-    """Options of methods with a variable draft size.
+    """Options of methods with a variable draft size."""
 
-    num_assistant_tokens_schedule: auto, the size with the most tokens per second; constant, always the largest; or
-        heuristic, transformers' rule for the length: two more after full acceptance, else one less. See
-        docs/schedules.md.
-    """
-
-    num_assistant_tokens_schedule: str = "auto"
+    num_assistant_tokens_schedule: str = option(
+        "auto",
+        "auto, the size with the most tokens per second; constant, always the largest; or heuristic, transformers' "
+        "rule for the length: two more after full acceptance, else one less. See docs/schedules.md.",
+    )
 
     @property
     def schedule(self) -> str:
@@ -164,16 +170,9 @@ class OptionInfo:
 
 
 def describe_options(kind: type[Any]) -> list[OptionInfo]:
-    """The options of the dataclass ``kind``, with their meanings from its docstring and those of its bases.
-
-    A docstring line ``name: meaning`` or ``name, name: meaning`` documents an option; its continuation lines are
-    indented. The field's metadata ``unset`` says what a default of None means.
-    """
-    meanings: dict[str, str] = {}
-    for each in reversed(kind.__mro__):
-        meanings |= _meanings(inspect.cleandoc(each.__dict__.get("__doc__") or ""))
+    """The options of the dataclass ``kind``, with their meanings (see ``option``)."""
     return [
-        OptionInfo(each.name, meanings.get(each.name, ""), each.metadata.get("unset") or written(each.default))
+        OptionInfo(each.name, each.metadata.get("meaning", ""), each.metadata.get("unset") or written(each.default))
         for each in fields(kind)
     ]
 
@@ -185,22 +184,3 @@ def written(value: Any) -> str:
     if isinstance(value, tuple):
         return "x".join(map(str, value)) or "none"
     return str(value)
-
-
-def _meanings(text: str) -> dict[str, str]:
-    """The option entries of a docstring, by name."""
-    found: dict[str, list[str]] = {}
-    names: list[str] = []
-    for line in text.splitlines():
-        entry = _ENTRY.match(line)
-        if entry is not None:
-            names = entry[1].split(", ")
-            found |= {name: [entry[2]] for name in names}
-        elif not line.startswith(" "):
-            names = []
-        for name in names if entry is None else ():
-            found[name].append(line.strip())
-    return {name: " ".join(lines).replace("``", "") for name, lines in found.items()}
-
-
-_ENTRY = re.compile(r"([a-z_][a-z_0-9]*(?:, [a-z_][a-z_0-9]*)*): (.+)")

@@ -17,21 +17,17 @@ from torch import Tensor
 from foredraft.core.draft import Draft, Law, Verdict
 from foredraft.core.drafter import Drafter, Fused, KVSize, Needs, Plan, StepOut, View
 from foredraft.core.errors import OptionError
-from foredraft.core.options import SizedOptions, check_bounds
+from foredraft.core.options import SizedOptions, check_bounds, option
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.context import BuildContext
 
 
 @dataclass(frozen=True, slots=True)
 class Options(SizedOptions):
-    """Choice of the drafter; each drafter has its options in its own spec.
+    """Choice of the drafter; each drafter has its options in its own spec."""
 
-    hold: steps for which a chosen drafter runs; the first, in which it catches up, is not measured.
-    exploration: preference for drafters that have not run recently; 0 takes the best so far.
-    """
-
-    hold: int = 4
-    exploration: float = 0.1
+    hold: int = option(4, "steps for which a chosen drafter runs; the first, in which it catches up, is not measured.")
+    exploration: float = option(0.1, "preference for drafters that have not run recently; 0 takes the best so far.")
 
     def __post_init__(self) -> None:
         check_bounds(self, least={"hold": 2, "exploration": 0})

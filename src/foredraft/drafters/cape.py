@@ -14,7 +14,7 @@ from torch import Tensor
 from foredraft.core.draft import Draft
 from foredraft.core.drafter import Needs, View
 from foredraft.core.errors import OptionError
-from foredraft.core.options import SizedOptions, check_bounds
+from foredraft.core.options import SizedOptions, check_bounds, option
 from foredraft.drafters.common.model_trees import ModelTreeDrafter, RunnerTreeBuilder
 from foredraft.drafters.context import BuildContext
 from foredraft.drafters.states.draft_runner import DraftRunner
@@ -25,15 +25,14 @@ from foredraft.model.base import TargetModel
 
 @dataclass(frozen=True, slots=True)
 class Options(SizedOptions):
-    """Size of the tree; names as in transformers where it has them.
+    """Size of the tree; names as in transformers where it has them."""
 
-    num_assistant_tokens: longest path of the tree.
-    widths: candidates per position by the draft's confidence in the first, in bands of equal width: 7x5x3x1 means 7
-        below 0.25, 5 below 0.5, 3 below 0.75 and 1 above.
-    """
-
-    num_assistant_tokens: int = 5
-    widths: tuple[int, ...] = (7, 5, 3, 1)
+    num_assistant_tokens: int = option(5, "longest path of the tree.")
+    widths: tuple[int, ...] = option(
+        (7, 5, 3, 1),
+        "candidates per position by the draft's confidence in the first, in bands of equal width: 7x5x3x1 means 7 "
+        "below 0.25, 5 below 0.5, 3 below 0.75 and 1 above.",
+    )
 
     def __post_init__(self) -> None:
         check_bounds(self, least={"num_assistant_tokens": 1})

@@ -5,7 +5,7 @@ smallest model drafts token by token (see ``states/nested_loop.py``). What the m
 siblings in sampled rows (see ``trees/chain.py``).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import final
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Needs, Plan, Rewindable, View
 from foredraft.core.errors import DrafterError
-from foredraft.core.options import SizedOptions, check_bounds
+from foredraft.core.options import SizedOptions, check_bounds, option
 from foredraft.drafters.context import BuildContext, NestedDrafter
 from foredraft.drafters.states.nested_loop import NestedLoop, NestedLoopParts
 from foredraft.drafters.trees.chain import ChainLimits, build_chain
@@ -25,15 +25,15 @@ from foredraft.model.kv.cache import SlotCache
 
 @dataclass(frozen=True, slots=True)
 class Options(SizedOptions):
-    """Draft lengths of the two levels.
+    """Draft lengths of the two levels."""
 
-    num_assistant_tokens: tokens that the middle model drafts for the target.
-    inner_tokens: most tokens drafted for the middle model per inner step; by default set by its drafter's options. The
-        schedule of the inner drafter is ignored.
-    """
-
-    num_assistant_tokens: int = 8
-    inner_tokens: int | None = field(default=None, metadata={"unset": "by its drafter"})
+    num_assistant_tokens: int = option(8, "tokens that the middle model drafts for the target.")
+    inner_tokens: int | None = option(
+        None,
+        "most tokens drafted for the middle model per inner step; by default set by its drafter's options. The "
+        "schedule of the inner drafter is ignored.",
+        unset="by its drafter",
+    )
     law = Law.CHAIN
 
     def __post_init__(self) -> None:

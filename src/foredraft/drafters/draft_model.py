@@ -4,7 +4,7 @@ It drafts a chain (see ``trees/chain.py``), or a tree with a few children per no
 level.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import ByRow, Needs, Plan, Rewindable, Trainable, View
 from foredraft.core.errors import OptionError
-from foredraft.core.options import check_bounds
+from foredraft.core.options import check_bounds, option
 from foredraft.core.transfer import to_device
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.common.model_trees import RunnerTreeBuilder
@@ -30,19 +30,21 @@ from foredraft.model.base import TargetModel
 
 @dataclass(frozen=True, slots=True)
 class Options(ChainOptions):
-    """Shape of the draft and context of the draft model, in addition to ``ChainOptions``.
+    """Shape of the draft and context of the draft model, in addition to ``ChainOptions``."""
 
-    branching: children per node by level, such as 4x2x1; if not given, a chain with siblings.
-    window: the draft model reads at most this many tokens: the first and the latest, drafted ones included. It can then
-        draft beyond its own context, at constant cost. If not given, it reads everything, up to its context.
-    sinks: number of first tokens in the window.
-    ahead: inside another drafter, the number of tokens that it drafts; the window keeps room for them.
-    """
-
-    branching: tuple[int, ...] | None = field(default=None, metadata={"unset": "a chain"})
-    window: int | None = field(default=None, metadata={"unset": "no window"})
-    sinks: int = 4
-    ahead: int = 0
+    branching: tuple[int, ...] | None = option(
+        None, "children per node by level, such as 4x2x1; if not given, a chain with siblings.", unset="a chain"
+    )
+    window: int | None = option(
+        None,
+        "the draft model reads at most this many tokens: the first and the latest, drafted ones included. It can then "
+        "draft beyond its own context, at constant cost. If not given, it reads everything, up to its context.",
+        unset="no window",
+    )
+    sinks: int = option(4, "number of first tokens in the window.")
+    ahead: int = option(
+        0, "inside another drafter, the number of tokens that it drafts; the window keeps room for them."
+    )
 
     @property
     def law(self) -> Law:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Needs, Plan, View
-from foredraft.core.options import SizedOptions
+from foredraft.core.options import SizedOptions, option
 from foredraft.drafters.common.eagle import EagleDrafter, EagleOptions
 from foredraft.drafters.context import BuildContext
 from foredraft.drafters.trees.builder import TreeBuilder
@@ -22,12 +22,11 @@ from foredraft.model.ops import TORCH, Ops
 
 @dataclass(frozen=True, slots=True)
 class Options(EagleOptions, SizedOptions):
-    """The shape of the tree.
+    """The shape of the tree."""
 
-    tree: eagle (the published tree of 25 nodes), medusa (63 nodes), or children by level, such as 4x2x1.
-    """
-
-    tree: str = "eagle"
+    tree: str = option(
+        "eagle", "eagle (the published tree of 25 nodes), medusa (63 nodes), or children by level, such as 4x2x1."
+    )
     law = Law.WITHOUT_REPLACEMENT
 
     def __post_init__(self) -> None:

@@ -4,11 +4,11 @@ The final norm and the output layer are applied after E layers. The draft shares
 are those of the target's first layers.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import final
 
 from foredraft.core.errors import DrafterError
-from foredraft.core.options import check_bounds
+from foredraft.core.options import check_bounds, option
 from foredraft.drafters.common.self_speculative import SkippingDrafter
 from foredraft.drafters.context import BuildContext
 from foredraft.drafters.trees.chain import ChainOptions
@@ -19,12 +19,9 @@ from foredraft.model.partial.skipping import layers_of
 
 @dataclass(frozen=True, slots=True)
 class Options(ChainOptions):
-    """The exit layer, in addition to ``ChainOptions``.
+    """The exit layer, in addition to ``ChainOptions``."""
 
-    assistant_early_exit: number of the target's first layers that draft.
-    """
-
-    assistant_early_exit: int | None = field(default=None, metadata={"unset": "required"})
+    assistant_early_exit: int | None = option(None, "number of the target's first layers that draft.", unset="required")
 
     def __post_init__(self) -> None:
         ChainOptions.__post_init__(self)  # super() does not work in a dataclass with slots

@@ -17,7 +17,7 @@ from typing import NamedTuple, final
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import ByRow, Drafter, Plan, View
 from foredraft.core.errors import DrafterError
-from foredraft.core.options import DrafterOptions, check_bounds
+from foredraft.core.options import DrafterOptions, check_bounds, option
 from foredraft.drafters.common.copying import LONGEST_MATCH, ODDS, CopyingDrafter, widest_copy
 from foredraft.drafters.context import BuildContext
 
@@ -32,12 +32,9 @@ _RATE, _KNOWN = 0.1, 1.0  # step of ``RowText.accepted``, and the information be
 
 @dataclass(frozen=True, slots=True)
 class Options(DrafterOptions):
-    """Size of copies; the other drafter has its options in its own spec.
+    """Size of copies; the other drafter has its options in its own spec."""
 
-    prompt_lookup_num_tokens: most tokens copied from one match.
-    """
-
-    prompt_lookup_num_tokens: int = 15
+    prompt_lookup_num_tokens: int = option(15, "most tokens copied from one match.")
 
     def __post_init__(self) -> None:
         check_bounds(self, least={"prompt_lookup_num_tokens": 1})

@@ -19,7 +19,7 @@ from torch import Tensor
 from foredraft.core.draft import Draft, Law, Verdict
 from foredraft.core.drafter import Fused, Needs, Plan, Rewindable, RowState, StepOut, View
 from foredraft.core.errors import OptionError
-from foredraft.core.options import SizedOptions, check_bounds
+from foredraft.core.options import SizedOptions, check_bounds, option
 from foredraft.core.rng import Noise, RandomStream
 from foredraft.core.sampling.params import check_known
 from foredraft.core.transfer import to_device
@@ -32,25 +32,25 @@ _FREE = -1
 
 @dataclass(frozen=True, slots=True)
 class Options(SizedOptions):
-    """W, N and G of the paper, with the names of its code (where N is LEVEL).
+    """W, N and G of the paper, with the names of its code (where N is LEVEL)."""
 
-    window_size: W, columns of the window; each step makes this many n-grams.
-    ngram_size: N, tokens of an n-gram; a drafted one has N - 1.
-    guess_set_size: G, n-grams stored per first token and drafted at once; 0 stores none.
-    pool: request, one pool of n-grams per request; or shared, one pool for all requests that persists. The output is
-        the same.
-    pool_size: most n-grams in a pool.
-    prompt_ngrams: the pool starts with the n-grams of the prompt, its last ones if there are more than it holds.
-    num_assistant_tokens_schedule: auto, constant or heuristic. Columns deeper than the plan are not drafted, so
-        heuristic, which shortens drafts after each rejection, soon uses little of the window.
-    """
-
-    window_size: int = 5
-    ngram_size: int = 4
-    guess_set_size: int = 5
-    pool: str = "request"
-    pool_size: int = 1024
-    prompt_ngrams: bool = False
+    window_size: int = option(5, "W, columns of the window; each step makes this many n-grams.")
+    ngram_size: int = option(4, "N, tokens of an n-gram; a drafted one has N - 1.")
+    guess_set_size: int = option(5, "G, n-grams stored per first token and drafted at once; 0 stores none.")
+    num_assistant_tokens_schedule: str = option(
+        "auto",
+        "auto, constant or heuristic. Columns deeper than the plan are not drafted, so heuristic, which shortens "
+        "drafts after each rejection, soon uses little of the window.",
+    )
+    pool: str = option(
+        "request",
+        "request, one pool of n-grams per request; or shared, one pool for all requests that persists. The output is "
+        "the same.",
+    )
+    pool_size: int = option(1024, "most n-grams in a pool.")
+    prompt_ngrams: bool = option(
+        False, "the pool starts with the n-grams of the prompt, its last ones if there are more than it holds."
+    )
 
     def __post_init__(self) -> None:
         check_bounds(self, least={"window_size": 1, "guess_set_size": 0, "ngram_size": 2})

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from foredraft.core.draft import Draft, Law, Verdict
 from foredraft.core.drafter import Fused, Needs, Plan, Rewindable, StepOut, View
-from foredraft.core.options import SizedOptions, check_bounds
+from foredraft.core.options import SizedOptions, check_bounds, option
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.context import BuildContext
 
@@ -24,17 +24,15 @@ _NOTHING = -1
 
 @dataclass(frozen=True, slots=True)
 class Options(SizedOptions):
-    """Size of matches and copies, and drafts without a match.
+    """Size of matches and copies, and drafts without a match."""
 
-    num_assistant_tokens: most tokens copied.
-    min_matching_ngram_size: shortest run of last tokens that counts as a match.
-    bigrams: without a match, draft the token that last followed each token in any running request; otherwise repeat
-        the last token once. Drafts then depend on other requests, so a relay with sampled drafts refuses it.
-    """
-
-    num_assistant_tokens: int = 10
-    min_matching_ngram_size: int = 1
-    bigrams: bool = False
+    num_assistant_tokens: int = option(10, "most tokens copied.")
+    min_matching_ngram_size: int = option(1, "shortest run of last tokens that counts as a match.")
+    bigrams: bool = option(
+        False,
+        "without a match, draft the token that last followed each token in any running request; otherwise repeat the "
+        "last token once. Drafts then depend on other requests, so a relay with sampled drafts refuses it.",
+    )
 
     def __post_init__(self) -> None:
         check_bounds(self, least={"num_assistant_tokens": 1, "min_matching_ngram_size": 1})

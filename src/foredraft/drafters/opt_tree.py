@@ -7,6 +7,7 @@ length if the probabilities are right. Nodes are picked, not drawn, so every cho
 from dataclasses import dataclass
 from typing import final
 
+from foredraft.core.options import option
 from foredraft.drafters.common.model_trees import DynamicModelDrafter
 from foredraft.drafters.context import BuildContext
 from foredraft.drafters.states.draft_runner import DraftRunner
@@ -18,7 +19,7 @@ from foredraft.model.base import TargetModel
 class Options(TreeOptions):
     """More candidates than other trees have."""
 
-    top_k: int = 8
+    top_k: int = option(8, "nodes expanded per level, and children scored for each.")
 
 
 @final

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from foredraft.core.draft import Draft
 from foredraft.core.drafter import StepOut, View
-from foredraft.core.options import check_bounds
+from foredraft.core.options import check_bounds, option
 from foredraft.core.sampling.params import check_known
 from foredraft.drafters.common.self_speculative import SelfSpeculativeDrafter
 from foredraft.drafters.context import BuildContext
@@ -31,28 +31,24 @@ CACHES = ("retrieval", "window", "h2o")
 
 @dataclass(frozen=True, slots=True)
 class Options(ChainOptions):
-    """Selection of the kept tokens, in addition to ``ChainOptions``.
+    """Selection of the kept tokens, in addition to ``ChainOptions``."""
 
-    cache: the tokens kept of a long context: retrieval (chunks), window (first and latest) or h2o (heavy hitters).
-    budget: tokens kept per layer.
-    chunk: tokens per chunk; for retrieval.
-    score: of a chunk: mean (of its keys, as in TriForce) or best (of any key and any head); for retrieval.
-    sinks: first tokens in the budget; for window.
-    recent: latest tokens in the budget; for h2o. 0: half.
-    room: new tokens before the kept tokens are selected again.
-    refresh: also select again when acceptance of the last four drafts falls below this share of the usual; 0: never.
-    whole_layers: first layers that attend to all tokens.
-    """
-
-    cache: str = "retrieval"
-    budget: int = 512
-    chunk: int = 8
-    score: str = "mean"
-    sinks: int = 4
-    recent: int = 0
-    room: int = 64
-    refresh: float = 0.8
-    whole_layers: int = 0
+    cache: str = option(
+        "retrieval",
+        "the tokens kept of a long context: retrieval (chunks), window (first and latest) or h2o (heavy hitters).",
+    )
+    budget: int = option(512, "tokens kept per layer.")
+    chunk: int = option(8, "tokens per chunk; for retrieval.")
+    score: str = option(
+        "mean", "of a chunk: mean (of its keys, as in TriForce) or best (of any key and any head); for retrieval."
+    )
+    sinks: int = option(4, "first tokens in the budget; for window.")
+    recent: int = option(0, "latest tokens in the budget; for h2o. 0: half.")
+    room: int = option(64, "new tokens before the kept tokens are selected again.")
+    refresh: float = option(
+        0.8, "also select again when acceptance of the last four drafts falls below this share of the usual; 0: never."
+    )
+    whole_layers: int = option(0, "first layers that attend to all tokens.")
 
     def __post_init__(self) -> None:
         ChainOptions.__post_init__(self)  # super() does not work in a dataclass with slots

@@ -15,7 +15,7 @@ from torch import Tensor
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Needs, Plan, Rewindable, View
 from foredraft.core.errors import OptionError
-from foredraft.core.options import SizedOptions, check_bounds
+from foredraft.core.options import SizedOptions, check_bounds, option
 from foredraft.core.tree import PAD, TokenTree, merge_paths
 from foredraft.drafters.common.copying import LONGEST_MATCH, ODDS
 from foredraft.drafters.context import BuildContext
@@ -24,18 +24,14 @@ from foredraft.model.kv.masks import kv_extent_of
 
 @dataclass(frozen=True, slots=True)
 class Options(SizedOptions):
-    """Size of matches and copies; names as in transformers where it has them.
+    """Size of matches and copies; names as in transformers where it has them."""
 
-    prompt_lookup_num_tokens: most tokens copied from one match.
-    max_matching_ngram_size: longest n-gram of last tokens to search for.
-    min_matching_ngram_size: shortest n-gram of last tokens to search for.
-    continuations: number of matches used as branches of a tree: the longest, of equal ones the latest.
-    """
-
-    prompt_lookup_num_tokens: int = 10
-    max_matching_ngram_size: int = 3
-    min_matching_ngram_size: int = 1
-    continuations: int = 1
+    prompt_lookup_num_tokens: int = option(10, "most tokens copied from one match.")
+    max_matching_ngram_size: int = option(3, "longest n-gram of last tokens to search for.")
+    min_matching_ngram_size: int = option(1, "shortest n-gram of last tokens to search for.")
+    continuations: int = option(
+        1, "number of matches used as branches of a tree: the longest, of equal ones the latest."
+    )
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_matching_ngram_size <= self.max_matching_ngram_size:

@@ -5,7 +5,7 @@ smaller one, the last from a look-up. Each drafter continues the draft of those 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple, final
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Needs, Plan, Rewindable, View
 from foredraft.core.errors import DrafterError
-from foredraft.core.options import SizedOptions, check_bounds
+from foredraft.core.options import SizedOptions, check_bounds, option
 from foredraft.core.transfer import to_device
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.context import BuildContext, NestedDrafter
@@ -23,12 +23,11 @@ from foredraft.drafters.context import BuildContext, NestedDrafter
 
 @dataclass(frozen=True, slots=True)
 class Options(SizedOptions):
-    """Length of the whole draft; each drafter's own options limit its segment.
+    """Length of the whole draft; each drafter's own options limit its segment."""
 
-    num_assistant_tokens: most tokens in total; by default the sum over the drafters.
-    """
-
-    num_assistant_tokens: int | None = field(default=None, metadata={"unset": "no limit"})
+    num_assistant_tokens: int | None = option(
+        None, "most tokens in total; by default the sum over the drafters.", unset="no limit"
+    )
 
     law = Law.CHAIN
     """The law of drafts for sampled rows if any of the drafters draws."""

@@ -5,7 +5,7 @@ size. Children are the best guesses in order; with a ratio rule they are drawn w
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import final
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Needs, View
 from foredraft.core.errors import OptionError
-from foredraft.core.options import SizedOptions, check_bounds
+from foredraft.core.options import SizedOptions, check_bounds, option
 from foredraft.core.rng import Noise, RandomStream, derive_seeds, draw, first
 from foredraft.core.sampling.params import SamplingParams
 from foredraft.core.sampling.warp import Paths, Warp
@@ -42,19 +42,19 @@ _SEED = 2402_12374
 
 @dataclass(frozen=True, slots=True)
 class Options(SizedOptions):
-    """Size of the tree and acceptance rates.
+    """Size of the tree and acceptance rates."""
 
-    nodes: drafted nodes; by default chosen by measured costs.
-    depth: levels of drafted nodes; by default chosen by measured costs.
-    acceptance: acceptance rates of the first, second, ... child, such as 0.62/0.14/0.06. By default measured when first
-        needed, on outputs of the target, separately for greedy and sampled rows (temperature 1).
-    sampled_acceptance: the same for sampled rows, if it differs from acceptance.
-    """
-
-    nodes: int | None = field(default=None, metadata={"unset": "by cost"})
-    depth: int | None = field(default=None, metadata={"unset": "by cost"})
-    acceptance: str | None = field(default=None, metadata={"unset": "measured"})
-    sampled_acceptance: str | None = field(default=None, metadata={"unset": "as acceptance"})
+    nodes: int | None = option(None, "drafted nodes; by default chosen by measured costs.", unset="by cost")
+    depth: int | None = option(None, "levels of drafted nodes; by default chosen by measured costs.", unset="by cost")
+    acceptance: str | None = option(
+        None,
+        "acceptance rates of the first, second, ... child, such as 0.62/0.14/0.06. By default measured when first "
+        "needed, on outputs of the target, separately for greedy and sampled rows (temperature 1).",
+        unset="measured",
+    )
+    sampled_acceptance: str | None = option(
+        None, "the same for sampled rows, if it differs from acceptance.", unset="as acceptance"
+    )
     law = Law.WITHOUT_REPLACEMENT
 
     def __post_init__(self) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Needs, Plan, Rewindable, View
 from foredraft.core.errors import OptionError
-from foredraft.core.options import SizedOptions
+from foredraft.core.options import SizedOptions, option
 from foredraft.core.tree import TokenTree, merge_duplicates
 from foredraft.drafters.common.model_trees import RunnerTreeBuilder
 from foredraft.drafters.context import BuildContext
@@ -29,14 +29,12 @@ from foredraft.model.base import TargetModel
 
 @dataclass(frozen=True, slots=True)
 class Options(SizedOptions):
-    """The shape of the trees.
+    """The shape of the trees."""
 
-    expansion: children per node by level, for each model. The paper uses 1x1x3x1x1x1x1x1 for large targets.
-    merge: merge equal prefixes of the models' trees into one node.
-    """
-
-    expansion: tuple[int, ...] = (1, 1, 3, 1)
-    merge: bool = True
+    expansion: tuple[int, ...] = option(
+        (1, 1, 3, 1), "children per node by level, for each model. The paper uses 1x1x3x1x1x1x1x1 for large targets."
+    )
+    merge: bool = option(True, "merge equal prefixes of the models' trees into one node.")
 
     law = Law.IID
     """The law of drafts for sampled rows with one model; with several it is ``IID_MANY``."""

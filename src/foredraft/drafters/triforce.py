@@ -11,7 +11,7 @@ from typing import final
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Needs, Plan, Rewindable, View
 from foredraft.core.errors import DrafterError
-from foredraft.core.options import SizedOptions, check_bounds
+from foredraft.core.options import SizedOptions, check_bounds, option
 from foredraft.drafters.context import BuildContext, NestedDrafter
 from foredraft.drafters.states.nested_loop import NestedLoop, NestedLoopParts
 from foredraft.drafters.states.partial_cache import PartialCacheSync
@@ -24,30 +24,20 @@ from foredraft.model.partial.model import PartialLM
 
 @dataclass(frozen=True, slots=True)
 class Options(SizedOptions):
-    """Draft lengths and contexts of the two inner levels.
+    """Draft lengths and contexts of the two inner levels."""
 
-    gamma: tokens that the middle level drafts for the target (gamma_2 in the paper).
-    inner_gamma: most tokens drafted for the middle level per inner step (gamma_1).
-    budget: tokens of a long context that the middle level reads.
-    chunk: tokens per chunk of the selection.
-    score: of a chunk: mean (of its keys, as in the paper) or best (of any key and any head).
-    room: new tokens before chunks are selected again.
-    refresh: also select again when acceptance of the last four drafts falls below this share of the usual; 0: never.
-    whole_layers: first layers in which the middle level attends to all tokens.
-    window: tokens that the small model reads.
-    sinks: number of first tokens in the window.
-    """
-
-    gamma: int = 8
-    inner_gamma: int = 3
-    budget: int = 512
-    chunk: int = 8
-    score: str = "mean"
-    room: int = 64
-    refresh: float = 0.8
-    whole_layers: int = 0
-    window: int = 256
-    sinks: int = 16
+    gamma: int = option(8, "tokens that the middle level drafts for the target (gamma_2 in the paper).")
+    inner_gamma: int = option(3, "most tokens drafted for the middle level per inner step (gamma_1).")
+    budget: int = option(512, "tokens of a long context that the middle level reads.")
+    chunk: int = option(8, "tokens per chunk of the selection.")
+    score: str = option("mean", "of a chunk: mean (of its keys, as in the paper) or best (of any key and any head).")
+    room: int = option(64, "new tokens before chunks are selected again.")
+    refresh: float = option(
+        0.8, "also select again when acceptance of the last four drafts falls below this share of the usual; 0: never."
+    )
+    whole_layers: int = option(0, "first layers in which the middle level attends to all tokens.")
+    window: int = option(256, "tokens that the small model reads.")
+    sinks: int = option(16, "number of first tokens in the window.")
     law = Law.CHAIN
 
     def __post_init__(self) -> None:

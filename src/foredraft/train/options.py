@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from foredraft.core.errors import OptionError
-from foredraft.core.options import check_bounds
+from foredraft.core.options import check_bounds, option
 from foredraft.core.sampling.params import check_known
 
 PRECISIONS = ("auto", "bf16", "fp32")
@@ -12,24 +12,19 @@ PRECISIONS = ("auto", "bf16", "fp32")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadShape:
-    """Shape and initialization of a new head.
+    """Shape and initialization of a new head."""
 
-    vocabulary: EAGLE-3: size of the draft vocabulary, the most frequent tokens; 0: the target's.
-    taps: EAGLE-3: hidden layer of the target to read; repeatable. Default: 2, N/2, N-3.
-    heads: Medusa, Hydra, blockwise: number of heads.
-    layers: layers per head.
-    own_heads: give each Medusa or Hydra head its own output layer instead of the target's.
-    cold: do not initialize from the target's weights.
-    start: trained head to start from, a folder or hub name; its shape overrides these options.
-    """
-
-    vocabulary: int = 32_000
-    taps: tuple[int, ...] = ()
-    heads: int = 4
-    layers: int = 1
-    own_heads: bool = False
-    cold: bool = False
-    start: str | None = None
+    vocabulary: int = option(
+        32_000, "EAGLE-3: size of the draft vocabulary, the most frequent tokens; 0: the target's."
+    )
+    taps: tuple[int, ...] = option((), "EAGLE-3: hidden layer of the target to read; repeatable. Default: 2, N/2, N-3.")
+    heads: int = option(4, "Medusa, Hydra, blockwise: number of heads.")
+    layers: int = option(1, "layers per head.")
+    own_heads: bool = option(False, "give each Medusa or Hydra head its own output layer instead of the target's.")
+    cold: bool = option(False, "do not initialize from the target's weights.")
+    start: str | None = option(
+        None, "trained head to start from, a folder or hub name; its shape overrides these options."
+    )
 
     def __post_init__(self) -> None:
         check_bounds(self, least={"heads": 1, "layers": 1, "vocabulary": 0})
@@ -39,43 +34,25 @@ class HeadShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopOptions:
-    """Options of the training loop.
+    """Options of the training loop."""
 
-    tokens: total training tokens; the data is repeated if it has fewer.
-    length: tokens per sample.
-    batch: samples per batch.
-    accumulate: batches per optimizer step.
-    lr: peak learning rate; by default 1e-3, of early_exit 3e-4.
-    floor: final learning rate, as a fraction of the peak.
-    warmup: fraction of steps that warm up.
-    weight_decay: AdamW's weight decay.
-    beta1, beta2: AdamW's betas.
-    clip: gradient norm limit.
-    precision: data type: auto (bf16 on hardware that is fast at it), bf16 or fp32.
-    seed: seed of data order and noise.
-    validate: steps between validations.
-    checkpoint: steps between checkpoints.
-    checkpoint_seconds: most seconds between checkpoints, whatever the steps.
-    report: steps between log lines.
-    """
-
-    tokens: int = 4_000_000
-    length: int = 512
-    batch: int = 8
-    accumulate: int = 1
-    lr: float | None = None
-    floor: float = 0.05
-    warmup: float = 0.03
-    weight_decay: float = 0.0
-    beta1: float = 0.9
-    beta2: float = 0.95
-    clip: float = 0.5
-    precision: str = "auto"
-    seed: int = 0
-    validate: int = 250
-    checkpoint: int = 100
-    checkpoint_seconds: float = 120.0
-    report: int = 10
+    tokens: int = option(4_000_000, "total training tokens; the data is repeated if it has fewer.")
+    length: int = option(512, "tokens per sample.")
+    batch: int = option(8, "samples per batch.")
+    accumulate: int = option(1, "batches per optimizer step.")
+    lr: float | None = option(None, "peak learning rate; by default 1e-3, of early_exit 3e-4.")
+    floor: float = option(0.05, "final learning rate, as a fraction of the peak.")
+    warmup: float = option(0.03, "fraction of steps that warm up.")
+    weight_decay: float = option(0.0, "AdamW's weight decay.")
+    beta1: float = option(0.9, "AdamW's betas.")
+    beta2: float = option(0.95, "AdamW's betas.")
+    clip: float = option(0.5, "gradient norm limit.")
+    precision: str = option("auto", "data type: auto (bf16 on hardware that is fast at it), bf16 or fp32.")
+    seed: int = option(0, "seed of data order and noise.")
+    validate: int = option(250, "steps between validations.")
+    checkpoint: int = option(100, "steps between checkpoints.")
+    checkpoint_seconds: float = option(120.0, "most seconds between checkpoints, whatever the steps.")
+    report: int = option(10, "steps between log lines.")
 
     def __post_init__(self) -> None:
         check_known("precision", {self.precision: None}, PRECISIONS)

@@ -1,7 +1,7 @@
 """Base classes of drafters with an EAGLE head, and their draft trees, built level by level in the head's cache."""
 
 from abc import abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import final
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Needs, Plan, Trainable, View
+from foredraft.core.options import option
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.states.feature_cache import FeatureCache, TreeSlots
 from foredraft.drafters.trees.builder import TreeBuilder
@@ -28,17 +29,22 @@ from foredraft.model.recording.segment import Segment
 
 @dataclass(frozen=True, kw_only=True)
 class EagleOptions:
-    """To be mixed in: corrections of the head's config.
+    """To be mixed in: corrections of the head's config."""
 
-    rope_theta: base of the head's rotary positions, if its config is wrong.
-    taps: hidden layers of the target that the head reads, such as 2x16x29, if missing or wrong in its files.
-    norm_output: whether drafted positions read the head's normed state, if its config is wrong; no for EAGLE-3 heads
-        that SpecForge wrote before 15 September 2026 with true.
-    """
-
-    rope_theta: float | None = field(default=None, metadata={"unset": "from its config"})
-    taps: tuple[int, ...] | None = field(default=None, metadata={"unset": "from its files"})
-    norm_output: bool | None = field(default=None, metadata={"unset": "from its config"})
+    rope_theta: float | None = option(
+        None, "base of the head's rotary positions, if its config is wrong.", unset="from its config"
+    )
+    taps: tuple[int, ...] | None = option(
+        None,
+        "hidden layers of the target that the head reads, such as 2x16x29, if missing or wrong in its files.",
+        unset="from its files",
+    )
+    norm_output: bool | None = option(
+        None,
+        "whether drafted positions read the head's normed state, if its config is wrong; no for EAGLE-3 heads that "
+        "SpecForge wrote before 15 September 2026 with true.",
+        unset="from its config",
+    )
 
 
 class EagleDrafter(Trainable):
@@ -90,14 +96,12 @@ temperature 1 on HumanEval, GSM8K and MT-bench. It gives the shape of drawn tree
 
 @dataclass(frozen=True, slots=True)
 class DynamicOptions(EagleOptions, TreeOptions):
-    """The shape of the tree. In EAGLE's published code, nodes is total_token - 1, and depth is its depth + 1.
+    """The shape of the tree. In EAGLE's published code, nodes is total_token - 1, and depth is its depth + 1."""
 
-    value: expand the nodes whose paths are likeliest; no: whose tokens are (EAGLE-2's ablation).
-    rerank: keep the likeliest of all scored nodes; no: those that were expanded (EAGLE-2's ablation).
-    """
-
-    value: bool = True
-    rerank: bool = True
+    value: bool = option(True, "expand the nodes whose paths are likeliest; no: whose tokens are (EAGLE-2's ablation).")
+    rerank: bool = option(
+        True, "keep the likeliest of all scored nodes; no: those that were expanded (EAGLE-2's ablation)."
+    )
     law = Law.WITHOUT_REPLACEMENT
 
     @property

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Needs, Plan, Trainable, View
-from foredraft.core.options import SizedOptions, check_bounds
+from foredraft.core.options import SizedOptions, check_bounds, option
 from foredraft.core.tree import TokenTree
 from foredraft.drafters.states.feature_cache import FeatureCache
 from foredraft.drafters.states.last_hidden import LastHidden
@@ -30,15 +30,14 @@ from foredraft.model.recording.segment import Segment
 
 @dataclass(frozen=True, slots=True)
 class Options(SizedOptions):
-    """The shape of the tree.
+    """The shape of the tree."""
 
-    tree: medusa (the published tree of 63 nodes), eagle (25 nodes), children by level, such as 4x2x1, or measured: the
-        best tree for the heads' accuracies, which training saves with them.
-    nodes: nodes of a measured tree.
-    """
-
-    tree: str = "measured"
-    nodes: int = 24
+    tree: str = option(
+        "measured",
+        "medusa (the published tree of 63 nodes), eagle (25 nodes), children by level, such as 4x2x1, or measured: "
+        "the best tree for the heads' accuracies, which training saves with them.",
+    )
+    nodes: int = option(24, "nodes of a measured tree.")
     law = Law.WITHOUT_REPLACEMENT
 
     def __post_init__(self) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from foredraft.core.errors import DrafterError, OptionError
+from foredraft.core.options import option
 from foredraft.drafters.common.self_speculative import SkippingDrafter
 from foredraft.drafters.context import BuildContext
 from foredraft.drafters.layer_skip.config import read_skip_config
@@ -19,15 +20,14 @@ from foredraft.model.partial.skipping import layers_of
 
 @dataclass(frozen=True, slots=True)
 class Options(ChainOptions):
-    """Layers to skip, in addition to ``ChainOptions``.
+    """Layers to skip, in addition to ``ChainOptions``."""
 
-    skip_attention: layers without attention, such as 3x5x6; the first layer is 0. A file of foredraft skip, given as
-        layer_skip:FILE, sets this and skip_mlp.
-    skip_mlp: layers without MLP. A layer in both lists is skipped entirely.
-    """
-
-    skip_attention: tuple[int, ...] = ()
-    skip_mlp: tuple[int, ...] = ()
+    skip_attention: tuple[int, ...] = option(
+        (),
+        "layers without attention, such as 3x5x6; the first layer is 0. A file of foredraft skip, given as "
+        "layer_skip:FILE, sets this and skip_mlp.",
+    )
+    skip_mlp: tuple[int, ...] = option((), "layers without MLP. A layer in both lists is skipped entirely.")
 
 
 @final

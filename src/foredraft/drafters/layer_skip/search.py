@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from foredraft.core.options import check_bounds
+from foredraft.core.options import check_bounds, option
 
 _WIDTH = 6
 """Number of candidates, best last scores first, that a greedy round tries again."""
@@ -63,14 +63,10 @@ class SkipTrial:
 
 @dataclass(frozen=True, slots=True)
 class SearchBudget:
-    """Limits of a search.
+    """Limits of a search."""
 
-    trials: number of layer sets to try.
-    seed: seed of outputs and search.
-    """
-
-    trials: int = 250
-    seed: int = 0
+    trials: int = option(250, "number of layer sets to try.")
+    seed: int = option(0, "seed of outputs and search.")
 
     def __post_init__(self) -> None:
         check_bounds(self, least={"trials": 1})

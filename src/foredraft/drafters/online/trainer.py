@@ -9,7 +9,7 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from foredraft.core.divergence import Distance, jensen_shannon, kl, overlap, reverse_kl
 from foredraft.core.draft import Law
-from foredraft.core.options import DrafterOptions, check_bounds
+from foredraft.core.options import DrafterOptions, check_bounds, option
 from foredraft.core.sampling.params import check_known
 from foredraft.drafters.online.samples import LawSample, SampleBatch
 from foredraft.drafters.online.train_adapters import TrainAdapter
@@ -37,34 +37,28 @@ _CLIP = 1.0  # largest gradient norm
 
 @dataclass(frozen=True, slots=True)
 class Options(DrafterOptions):
-    """When and how the inner drafter is trained; its own options set how it drafts.
+    """When and how the inner drafter is trained; its own options set how it drafts."""
 
-    interval: requests between updates.
-    loss: forward_kl, reverse_kl or jsd, between the target's and the draft's distributions.
-    lr: learning rate of AdamW, constant.
-    passes: passes over the positions of an interval.
-    batch: samples per optimizer step.
-    context: tokens of a sample; longer ones are split.
-    top_laws: tokens kept of each target distribution; the others count as one outcome.
-    rejected: keep the distributions alone at which a drafted token was rejected, as the paper does.
-    megabytes: most megabytes of samples that wait for the next update; the oldest are dropped first.
-    background: yes, train in a thread while serving; no, train between requests.
-    threads: CPU threads for training in the background.
-    folder: folder where the last version is saved, from which another process continues.
-    """
-
-    interval: int = 8
-    loss: str = "forward_kl"
-    lr: float = 1e-4
-    passes: int = 1
-    batch: int = 4
-    context: int = 512
-    top_laws: int = 64
-    rejected: bool = False
-    megabytes: int = 256
-    background: bool = True
-    threads: int = 1
-    folder: str | None = field(default=None, metadata={"unset": "not saved"})
+    interval: int = option(8, "requests between updates.")
+    loss: str = option(
+        "forward_kl", "forward_kl, reverse_kl or jsd, between the target's and the draft's distributions."
+    )
+    lr: float = option(1e-4, "learning rate of AdamW, constant.")
+    passes: int = option(1, "passes over the positions of an interval.")
+    batch: int = option(4, "samples per optimizer step.")
+    context: int = option(512, "tokens of a sample; longer ones are split.")
+    top_laws: int = option(64, "tokens kept of each target distribution; the others count as one outcome.")
+    rejected: bool = option(
+        False, "keep the distributions alone at which a drafted token was rejected, as the paper does."
+    )
+    megabytes: int = option(
+        256, "most megabytes of samples that wait for the next update; the oldest are dropped first."
+    )
+    background: bool = option(True, "yes, train in a thread while serving; no, train between requests.")
+    threads: int = option(1, "CPU threads for training in the background.")
+    folder: str | None = option(
+        None, "folder where the last version is saved, from which another process continues.", unset="not saved"
+    )
 
     law = Law.CHAIN
     """The law of a draft model; for a spec, the law of the inner drafter counts."""

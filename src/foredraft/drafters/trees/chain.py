@@ -15,7 +15,7 @@ from torch import Tensor
 
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Plan, View
-from foredraft.core.options import SizedOptions, check_bounds
+from foredraft.core.options import SizedOptions, check_bounds, option
 from foredraft.core.rng import RandomStream, draw
 from foredraft.core.sampling.warp import Paths
 from foredraft.core.tree import TokenTree
@@ -51,17 +51,17 @@ class ChainLimits:
 
 @dataclass(frozen=True, slots=True)
 class ChainOptions(SizedOptions):
-    """Length of chains; names and meanings as in transformers.
+    """Length of chains; names and meanings as in transformers."""
 
-    num_assistant_tokens: longest draft, in tokens.
-    num_assistant_tokens_schedule: auto, the length with the most tokens per second; constant; heuristic, transformers'
-        rule of two more and one less; or calibrated, which tunes the threshold. See docs/schedules.md.
-    assistant_confidence_threshold: a draft ends after its first token below this probability; that token is kept. 0:
-        never.
-    """
-
-    num_assistant_tokens: int = 8
-    assistant_confidence_threshold: float = 0.4
+    num_assistant_tokens: int = option(8, "longest draft, in tokens.")
+    num_assistant_tokens_schedule: str = option(
+        "auto",
+        "auto, the length with the most tokens per second; constant; heuristic, transformers' rule of two more and one "
+        "less; or calibrated, which tunes the threshold. See docs/schedules.md.",
+    )
+    assistant_confidence_threshold: float = option(
+        0.4, "a draft ends after its first token below this probability; that token is kept. 0: never."
+    )
     law = Law.CHAIN
 
     @property

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from foredraft.core.drafter import FREE, LevelPrice, Plan, View
 from foredraft.core.errors import OptionError
-from foredraft.core.options import SizedOptions, check_bounds
+from foredraft.core.options import SizedOptions, check_bounds, option
 from foredraft.core.transfer import to_device
 from foredraft.drafters.trees.candidates import GUESSES, SHARPEST
 from foredraft.model.ops import TreeSize
@@ -219,16 +219,11 @@ class TreeLimits(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TreeOptions(SizedOptions):
-    """The shape of a dynamic tree; top_k=1 drafts chains.
+    """The shape of a dynamic tree; top_k=1 drafts chains."""
 
-    nodes: most nodes of the tree.
-    depth: levels of the tree; each costs a forward of what drafts.
-    top_k: nodes expanded per level, and children scored for each.
-    """
-
-    nodes: int = 23
-    depth: int = 6
-    top_k: int = 4
+    nodes: int = option(23, "most nodes of the tree.")
+    depth: int = option(6, "levels of the tree; each costs a forward of what drafts.")
+    top_k: int = option(4, "nodes expanded per level, and children scored for each.")
 
     def __post_init__(self) -> None:
         check_bounds(self, least={"nodes": 1, "depth": 1, "top_k": 1})

@@ -19,7 +19,7 @@ from foredraft.core.best import best_of
 from foredraft.core.draft import Draft, Law
 from foredraft.core.drafter import Needs, Plan, Rewindable, View
 from foredraft.core.errors import DrafterError
-from foredraft.core.options import check_bounds
+from foredraft.core.options import check_bounds, option
 from foredraft.core.rng import RandomStream, draw
 from foredraft.core.sampling.params import SamplingParams, check_known
 from foredraft.core.sampling.warp import Warp
@@ -52,21 +52,18 @@ def area(width, height):
 
 @dataclass(frozen=True, slots=True)
 class Options(ChainOptions):
-    """Conversion of drafts, in addition to ``ChainOptions``; names as in transformers where it has them.
+    """Conversion of drafts, in addition to ``ChainOptions``; names as in transformers where it has them."""
 
-    num_assistant_tokens: longest draft, in tokens of the target and of the draft model.
-    method: slem: convert the likeliest text; slrs: convert the likeliest texts and add up their probabilities; tli:
-        draft only tokens that both vocabularies have; auto: tli for sampled rows if the shared tokens have at least
-        half of the draft's probability, else slem.
-    sequences: of the draft model, which slrs follows at a time.
-    target_lookbehind: last tokens of the target that are converted again with new ones.
-    assistant_lookbehind: last tokens before a draft that are converted again with it.
-    """
-
-    method: str = "auto"
-    sequences: int = 8
-    target_lookbehind: int = 10
-    assistant_lookbehind: int = 10
+    num_assistant_tokens: int = option(8, "longest draft, in tokens of the target and of the draft model.")
+    method: str = option(
+        "auto",
+        "slem: convert the likeliest text; slrs: convert the likeliest texts and add up their probabilities; tli: "
+        "draft only tokens that both vocabularies have; auto: tli for sampled rows if the shared tokens have at least "
+        "half of the draft's probability, else slem.",
+    )
+    sequences: int = option(8, "of the draft model, which slrs follows at a time.")
+    target_lookbehind: int = option(10, "last tokens of the target that are converted again with new ones.")
+    assistant_lookbehind: int = option(10, "last tokens before a draft that are converted again with it.")
 
     @property
     def law(self) -> Law:
