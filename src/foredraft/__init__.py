@@ -17,7 +17,7 @@ if typing.TYPE_CHECKING:
     from foredraft.core.draft import Draft, Law, Target, Verdict
     from foredraft.core.drafter import Drafter, Needs, Plan, StepOut, View
     from foredraft.core.errors import ForedraftError, UsageError
-    from foredraft.core.options import DrafterOptions, SizedOptions
+    from foredraft.core.options import DrafterOptions, SizedOptions, option
     from foredraft.core.sampling.grammar import Grammar
     from foredraft.core.sampling.params import SamplingParams
     from foredraft.core.stats import DecodeStats
@@ -60,6 +60,7 @@ __all__ = [
     "View",
     "load",
     "load_many",
+    "option",
     "quantize",
     "release",
     "speculative",
@@ -72,7 +73,7 @@ _MODULES = {
     "core.draft": ("Draft", "Law", "Target", "Verdict"),
     "core.drafter": ("Drafter", "Needs", "Plan", "StepOut", "View"),
     "core.errors": ("ForedraftError", "UsageError"),
-    "core.options": ("DrafterOptions", "SizedOptions"),
+    "core.options": ("DrafterOptions", "SizedOptions", "option"),
     "core.sampling.grammar": ("Grammar",),
     "core.sampling.params": ("SamplingParams",),
     "core.stats": ("DecodeStats",),
