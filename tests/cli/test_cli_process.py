@@ -83,6 +83,17 @@ def test_tables_of_methods_theory_and_results_need_no_torch(environment, tmp_pat
     assert "prompt_lookup" in done.stdout and "Best: 6 drafted tokens per step" in done.stdout
 
 
+def test_inspect_of_a_head_imports_no_modelling_code(environment):
+    code = (
+        "import sys; from foredraft.cli import main\n"
+        "assert main(['inspect', 'sample-eagle3']) == 0\n"
+        "assert not {'transformers.modeling_utils', 'torch._dynamo', 'sympy'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "eagle3" in done.stdout
+
+
 def test_every_command_says_something_before_it_imports_torch(environment, tmp_path: Path):
     """The import takes seconds, and minutes on a busy machine."""
     done = subprocess.run(

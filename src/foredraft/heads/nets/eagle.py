@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -186,7 +187,8 @@ class Eagle3(EagleNet):
         self.lm_head = nn.Linear(width, config.draft_vocab_size, bias=False) if config.own_head else None
         self.vocabulary: Tensor | None
         reduced = config.draft_vocab_size < config.vocab_size
-        self.register_buffer("vocabulary", torch.arange(config.draft_vocab_size) if reduced else None, persistent=False)
+        ids = torch.from_numpy(np.arange(config.draft_vocab_size)) if reduced else None  # torch's on meta imports sympy
+        self.register_buffer("vocabulary", ids, persistent=False)
         self.rotary = rotary
         self.target = target
 
