@@ -16,23 +16,6 @@ KINDS = {
     "qa": "questions",
 }
 """Tasks, and what a reader calls them."""
-SHORT = (
-    f"foredraft int4 {PLAIN}",
-    f"foredraft int4 {DEFAULT}",
-    "foredraft int4 eagle3",
-    f"foredraft int8 {DEFAULT}",
-    f"foredraft Q4_0 {PLAIN}",
-    f"foredraft Q4_0 {DEFAULT}",
-    f"foredraft Q8_0 {DEFAULT}",
-    f"llama.cpp Q4_0 {PLAIN}",
-    "llama.cpp Q4_0 lookup",
-    f"llama.cpp Q8_0 {PLAIN}",
-    f"openvino Q4_1 {PLAIN}",
-    "openvino Q4_1 lookup",
-    f"transformers bfloat16 {PLAIN}",
-    "transformers bfloat16 lookup",
-)
-"""Arms of README's table."""
 PAIRS = (
     ("foredraft int4 default", "foredraft int4"),
     ("foredraft int4 eagle3", "foredraft int4"),
@@ -304,12 +287,6 @@ def long_prompts(lines: dict[str, list[dict]]) -> str:
             found[arm.removesuffix(f" {PLAIN}")] = statistics.median(rates)
     shown = ", ".join(f"{arm} {value:.0f}" for arm, value in sorted(found.items(), key=lambda item: -item[1]))
     return f"Reading of prompts of {LONG} tokens and more, tokens per second, one thread: {shown}."
-
-
-def in_short(lines: dict[str, list[dict]]) -> str:
-    """Tokens per second by task, of the arms that readers compare, with one thread."""
-    runs = by_arm(lines)
-    return _by_task({(1, arm): runs[1, arm] for arm in SHORT if (1, arm) in runs})
 
 
 def chats(lines: dict[str, list[dict]]) -> tuple[int, dict[str, int]]:

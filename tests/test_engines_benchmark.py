@@ -114,7 +114,7 @@ def test_an_arm_that_never_drafted_is_left_out(script: Callable[[str], ModuleTyp
         "Left out since no drafted token was accepted (its look-ups were not given the prompt), llama.cpp in Q4_0 "
         "lookup; it is compared without drafts."
     )
-    shown = [tables.users({"run": runs}), tables.tables({"run": runs}), tables.in_short({"run": runs})]
+    shown = [tables.users({"run": runs}), tables.tables({"run": runs})]
     assert not any("lookup" in each for each in shown)
     runs[-1]["accepted"] = 3
     assert [each.theirs for each in tables.comparisons({"run": runs})] == ["llama.cpp Q4_0 lookup"]

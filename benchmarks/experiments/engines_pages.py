@@ -104,11 +104,6 @@ def cpu_engines() -> Claim:
     )
 
 
-def readme() -> str:
-    lines = read(ROOT / engines.RESULTS)
-    return f"{engine_tables.in_short(lines)}\n\n{engine_tables.sentence(lines)} {engines_made(lines)}"
-
-
 def native() -> str:
     lines = read(ROOT / engines.RESULTS)
     found, reads = engine_tables.sentence(lines), engine_tables.long_prompts(lines)
@@ -174,9 +169,8 @@ _NAMES = ("drafters", "start", "memory", "measured", "shapes", "float32", "gains
 _SHOWN = ("foredraft Q4_0", "transformers float32", "llama.cpp Q4_0", "openvino Q4_1")
 EXPERIMENT = Experiment(
     name="engines",
-    question="CPU engines on one model: README, native.md, results.md",
+    question="CPU engines on one model: native.md, results.md",
     tables={
-        "README.md": {"engines": readme},
         "docs/native.md": {"engines": native, "engines xeon": on_xeon},
         "docs/guides/export.md": {"llama heads": llama_heads},
         "docs/comparison.md": {

@@ -149,26 +149,33 @@ def summary(path: Path) -> str:
 
 
 def sentence() -> str:
-    """The committed run in words: what it compared, how old it is, and which methods it has not."""
+    """The committed run in words: what it compared, how old its parts are, and what it has not."""
+    found: dict[str, list[str]] = {}  # methods by date and commit of their first cells
+    origin, seen = "", set[str]()
+    for line in map(json.loads, FILE.read_text("utf-8").splitlines()):
+        if line.get("kind") == "provenance":
+            origin = f"{line['date']}, commit {short_commit(line['commit'])}"
+        elif line["method"] not in seen:
+            seen.add(line["method"])
+            found.setdefault(origin, []).append(line["method"])
     lines = lines_of(FILE)
-    origins = [
-        line for line in map(json.loads, FILE.read_text("utf-8").splitlines()) if line.get("kind") == "provenance"
-    ]
     texts, tokens, accepted = (sum(line[name] for line in lines) for name in ("texts", "tokens", "accepted"))
     parted = sum(len(line["differences"]) for line in lines)
-    methods = {line["method"] for line in lines}
-    missing = [f"`{name}`" for name in METHODS if name not in {*methods, "none"}]
-    single, cells = sum(line["rows"] == 1 for line in lines), len(methods) * len(POLICIES) * len(TEMPERATURES)
-    commits = ", ".join(dict.fromkeys(short_commit(each["commit"]) for each in origins))
+    most = max(found.values(), key=len)
+    parts = [
+        f"{origin}: {f'{len(names)} methods' if names is most else ' and '.join(f'`{name}`' for name in names)}"
+        for origin, names in found.items()
+    ]
+    missing = [f"`{name}`" for name in METHODS if name not in {*seen, "none"}]
+    lacks = f" {' and '.join(missing)} came later and are not in it." if missing else ""
+    run, cells = len(lines), len(ROWS) * len(seen) * len(POLICIES) * len(TEMPERATURES)
     return (
-        f"{len(methods)} methods at temperatures 0.3, 0.7, 1 and 1.3, under the default policy and one that always "
+        f"{len(seen)} methods at temperatures 0.3, 0.7, 1 and 1.3, under the default policy and one that always "
         f"drafts, in batches of 8, 3 and 1 rows that come and go: {parted or 'none'} of {texts:,} seeded texts "
         f"({tokens:,} tokens, {accepted:,} of them drafted and accepted) differ{'' if parted > 1 else 's'} from plain "
-        f"decoding's. **This run is old**: {origins[-1]['date']}, commits {commits}. Since then the policy and many "
-        f"drafters were changed, and {' and '.join(missing)} came later and are not in it. "
-        "`python -m benchmarks identity` compares them (float32, bundled model; of the cells of a single row "
-        f"{single} of {cells} were run), and "
-        "[identity.jsonl](../../benchmarks/results/identity.jsonl) has all cells."
+        f"decoding's. **Most of this run is old** ({'; '.join(parts)}): since then the policy and many drafters were "
+        f"changed.{lacks} `python -m benchmarks identity` goes on (float32, bundled model; {run} of {cells} cells were "
+        "run), and [identity.jsonl](../../benchmarks/results/identity.jsonl) has all of them."
     )
 
 
