@@ -155,7 +155,7 @@ def test_a_head_drafts_the_same_with_the_kernel(launches: list[int], monkeypatch
     net = heads.eagle3(model, block={"sliding_window": 7})
     model.tap(net.taps)
     for kernel in (True, False):
-        monkeypatch.setattr("foredraft.drafters.states.feature_cache.runs_kernel", lambda device, found=kernel: found)
+        monkeypatch.setattr("foredraft.model.ops.runs_kernel", lambda device, found=kernel: found)
         launches.clear()
         generator = tiny.generator(model, Eagle3Drafter(Eagle3Options(nodes=6, depth=3, top_k=2), net))
         generator.generate(tiny.prompts((9, 4)), max_new_tokens=3)

@@ -24,13 +24,13 @@ from trainees import (
 )
 
 import tiny
+from benchmarks.experiments import early_exit
 from foredraft.core.errors import OptionError
 from foredraft.core.target_parts import FINAL
 from foredraft.model.hf.causal_lm import CausalLM
 from foredraft.model.loading.load import load_model
 from foredraft.train.drafts.early_exit import EarlyExitRecipe, Options
 from foredraft.train.recipe import TrainBatch
-from test_docs import benchmark
 
 LAYERS = 4
 
@@ -178,7 +178,7 @@ def test_early_exits_learn_to_draft_and_the_target_stays_what_it_was(learned: Pa
     assert first.keys() == last.keys() and all(not torch.equal(weight, first[name]) for name, weight in last.items())
     notes = json.loads((made / "provenance.json").read_text())
     assert notes["exit"] == 1 and notes["validation"] == after
-    run = benchmark("early_exit").training(made)
+    run = early_exit.training(made)
     assert run["tokens"] == LONG.tokens and run["validation"] == after, "what the benchmark says of a run"
     assert notes["target"] == "the model here, tuned from target: lossless for it, not for target"
 

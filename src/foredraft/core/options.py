@@ -13,13 +13,15 @@ T = TypeVar("T")
 _NONE: Mapping[str, float] = {}
 
 
-def option(default: T, meaning: str, **metadata: Any) -> T:
+def option(default: T, meaning: str, *, kw_only: bool = False, **metadata: Any) -> T:
     """A dataclass field with its meaning, which help texts show.
 
     Args:
+        kw_only: as in ``dataclasses.field``; for a field that a base has, which otherwise comes first.
         metadata: such as ``unset``, what a default of None means, and what ``cli.flags.FlagGroup`` reads.
     """
-    return field(default=default, metadata={"meaning": meaning, **metadata})  # type: ignore[no-any-return, call-overload]
+    made = field(default=default, metadata={"meaning": meaning, **metadata}, **({"kw_only": True} if kw_only else {}))
+    return made  # type: ignore[no-any-return, call-overload]
 
 
 class DrafterOptions:

@@ -41,6 +41,7 @@ class Options(SizedOptions):
         "auto",
         "auto, constant or heuristic. Columns deeper than the plan are not drafted, so heuristic, which shortens "
         "drafts after each rejection, soon uses little of the window.",
+        kw_only=True,
     )
     pool: str = option(
         "request",

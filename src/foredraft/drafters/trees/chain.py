@@ -58,6 +58,7 @@ class ChainOptions(SizedOptions):
         "auto",
         "auto, the length with the most tokens per second; constant; heuristic, transformers' rule of two more and one "
         "less; or calibrated, which tunes the threshold. See docs/schedules.md.",
+        kw_only=True,
     )
     assistant_confidence_threshold: float = option(
         0.4, "a draft ends after its first token below this probability; that token is kept. 0: never."
