@@ -20,8 +20,10 @@ def option(default: T, meaning: str, *, kw_only: bool = False, **metadata: Any) 
         kw_only: as in ``dataclasses.field``; for a field that a base has, which otherwise comes first.
         metadata: such as ``unset``, what a default of None means, and what ``cli.flags.FlagGroup`` reads.
     """
-    made = field(default=default, metadata={"meaning": meaning, **metadata}, **({"kw_only": True} if kw_only else {}))
-    return made  # type: ignore[no-any-return, call-overload]
+    about = {"meaning": meaning, **metadata}
+    if kw_only:
+        return field(default=default, metadata=about, kw_only=True)  # type: ignore[no-any-return, call-overload]
+    return field(default=default, metadata=about)  # type: ignore[no-any-return, call-overload]
 
 
 class DrafterOptions:
