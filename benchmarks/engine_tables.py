@@ -126,7 +126,7 @@ def by_kind(lines: dict[str, list[dict]], *, intervals: bool = True) -> str:
     them: a table for each type of weights that we and a peer have run with the same number of threads."""
 
     def shown(values: list[float]) -> str:
-        return _median(values) if intervals else _median(values).split(" (")[0]
+        return _median(values) if intervals or not values else f"{statistics.median(values):.2f}"
 
     runs = by_arm(lines) | best_runs(lines)
     tasks = [task for task in KINDS if any(run["task"] == task for own in runs.values() for run in own)]
